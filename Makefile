@@ -1,0 +1,66 @@
+# The two commands a user needs are `make demo` and `make test`; both set up what is missing and leave nothing running.
+# Python is the interpreter PL/Python embeds, so that library, controller and server run the same code.
+
+PYTHON3   ?= /usr/bin/python3
+PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
+
+# The server runs as another user when we are root: then the environment must lie where that user can read it.
+reachable := $(shell [ "$$(id -u)" -ne 0 ] || setpriv --reuid=65534 --regid=65534 --clear-groups test -x "$(CURDIR)" && echo yes)
+home      := $(if $(reachable),$(CURDIR)/.venv,/var/lib/bismarck_dp/$(shell printf %s "$(CURDIR)" | cksum | cut -d' ' -f1))
+
+python_sources := $(wildcard bismarck_dp/*.py controller/*.py) pyproject.toml
+c_sources      := $(wildcard udf/*.c udf/*.h udf/kernels/*.c udf/kernels/*.h)
+all_python     := bismarck_dp controller tests bench
+
+.PHONY: env demo test lint format bench install clean
+
+env: .venv/.extension .venv/.package
+
+.venv/.created: pyproject.toml tools/install-system
+	tools/install-system
+	@[ -z "$(reachable)" ] && mkdir -p $(home) && rm -rf .venv && ln -s $(home) .venv || true
+	$(PYTHON3) -m venv $(home)
+	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=64" wheel
+	$(home)/bin/python tools/requirements.py | xargs -d '\n' $(home)/bin/python -m pip install -q --disable-pip-version-check
+	touch $@
+
+.venv/.package: .venv/.created $(python_sources)
+	.venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
+	rm -rf build *.egg-info
+	touch $@
+
+# Next to the package, where `bismarck_dp.embedded` finds it; nothing outside the project is written.
+.venv/.extension: .venv/.created $(c_sources) sql/bismarck_dp.sql udf/Makefile udf/bismarck_dp.control.in bismarck_dp/version.py
+	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG)
+	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) stage STAGE=$(CURDIR)/.venv/share/bismarck_dp
+	touch $@
+
+demo: env
+	.venv/bin/bismarck-dp demo
+
+test: env
+	.venv/bin/pytest
+
+bench: env
+	.venv/bin/python bench/run.py $(BENCH)
+
+lint: env
+	.venv/bin/ruff check $(all_python) tools
+	.venv/bin/ruff format --check $(all_python) tools
+	.venv/bin/mypy -p bismarck_dp
+	clang-format --dry-run -Werror $(c_sources)
+
+format: env
+	.venv/bin/ruff check --fix $(all_python) tools
+	.venv/bin/ruff format $(all_python) tools
+	clang-format -i $(c_sources)
+
+# Into the PostgreSQL that PG_CONFIG names: the extension, and beside it the Python it runs. Needs the right to write there.
+install:
+	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) install
+	$(PYTHON3) -m pip install -q --disable-pip-version-check --upgrade --target "$$($(PG_CONFIG) --pkglibdir)/bismarck_dp_python" .
+	rm -rf build *.egg-info
+
+clean:
+	-$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) clean
+	rm -rf $(home) .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Who runs a training: engines, the train loop, the SQL text, the embedded cluster, loaders and the command line."""
