@@ -20,7 +20,7 @@ env: .venv/.extension .venv/.package
 	tools/install-system
 	@[ -z "$(reachable)" ] && mkdir -p $(home) && rm -rf .venv && ln -s $(home) .venv || true
 	$(PYTHON3) -m venv $(home)
-	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=64" wheel
+	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=77" wheel
 	$(home)/bin/python tools/requirements.py | xargs -d '\n' $(home)/bin/python -m pip install -q --disable-pip-version-check
 	touch $@
 

@@ -1,0 +1,45 @@
+"""Differentially private model training inside PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import BismarckError
+from .model import Model
+from .plan import Plan
+from .solvers import make_plan
+from .spec import Spec
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .controller.database import Database
+
+__all__ = ["BismarckError", "Model", "Plan", "Spec", "__version__", "connect", "embedded", "explain", "make_plan"]
+
+
+def connect(url: str) -> Database:
+    """A database with the extension, by its SQLAlchemy URL; a context manager."""
+    from .controller.database import connect as open_database
+
+    return open_database(url)
+
+
+def embedded(path: str | None = None) -> Database:
+    """A PostgreSQL of our own below `path`, started here and stopped with the context."""
+    from .controller.database import embedded as open_database
+
+    return open_database(path)
+
+
+def explain(
+    *,
+    n: int,
+    d: int,
+    algorithm: str = "bolton",
+    loss: str = "logistic",
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    **options: Any,
+) -> dict[str, Any]:
+    """The plan for n rows of d features and its privacy arithmetic; needs no database."""
+    return make_plan(Spec.create(algorithm, loss, epsilon, delta, options), n, d).explain()

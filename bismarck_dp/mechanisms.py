@@ -1,0 +1,128 @@
+"""Mechanisms: from an L2 sensitivity and (epsilon, delta) to the noise that the server adds, on a grid that floats cannot betray.
+
+A release is  g * (round(w / g) + integer noise)  for a power of two g about 2^-16 of the noise: every released number is a
+multiple of g, whatever the data. Rounding moves two models at most g * sqrt(d) further apart, so the noise is calibrated to
+sensitivity + g * sqrt(d).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import BismarckError
+
+GRID_STEPS = 2.0**16
+"""The noise scale is between half of this and this many grid steps."""
+
+EXACT_STEPS = 2.0**52
+"""A model this many grid steps from zero would lose bits in a double."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the server needs to release a model, and what a reader needs to check it."""
+
+    mechanism: str
+    scale: float
+    """standard deviation per coordinate (gaussian), scale of the norm (l2-laplace)"""
+    grid: float
+    accountant: str
+
+    def params(self) -> dict[str, Any]:
+        return {"mechanism": self.mechanism, "scale": self.scale, "grid": self.grid}
+
+
+NO_NOISE = Noise("none", 0.0, 0.0, "none")
+
+
+def calibrate(sensitivity: float, epsilon: float, delta: float, width: int, reach: float) -> Noise:
+    """Noise for a vector of `width` numbers, none of which exceeds `reach`: K-norm for delta = 0, Gaussian otherwise."""
+    if not (0 < sensitivity < math.inf):
+        raise BismarckError(f"sensitivity {sensitivity} is not a positive number", "no noise can be calibrated to it")
+    noise = (
+        _knorm(sensitivity, epsilon, width)
+        if delta == 0
+        else _gaussian(sensitivity, epsilon, delta, width)
+    )
+    if reach / noise.grid > EXACT_STEPS:
+        raise BismarckError(
+            f"epsilon {epsilon:g} asks for noise below the precision of the weights",
+            "use a smaller epsilon, or set radius to the norm you expect",
+        )
+    return noise
+
+
+def grid_of(scale: float) -> float:
+    return 2.0 ** math.ceil(math.log2(scale / GRID_STEPS))
+
+
+def _on_grid(sensitivity: float, multiplier: float, width: int) -> tuple[float, float]:
+    """The noise scale for the sensitivity after rounding, and its grid: the two depend on each other."""
+    grid = grid_of(multiplier * sensitivity)
+    for _ in range(100):
+        scale = multiplier * (sensitivity + grid * math.sqrt(width))
+        if grid_of(scale) == grid:
+            return scale, grid
+        grid = grid_of(scale)
+    raise BismarckError(
+        f"epsilon is too small for {width} features: rounding alone would outweigh the noise",
+        "use a larger epsilon or fewer features",
+    )
+
+
+def _knorm(sensitivity: float, epsilon: float, width: int) -> Noise:
+    """Density proportional to exp(-epsilon |z| / Delta): epsilon-DP (Wu et al. 2017, Theorem 1), and rounding keeps it."""
+    scale, grid = _on_grid(sensitivity, 1 / epsilon, width)
+    return Noise("l2-laplace", scale, grid, "pure")
+
+
+def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> Noise:
+    """The discrete Gaussian at the analytic Gaussian's scale, (epsilon, delta)-DP.
+
+    The analytic mechanism (Balle and Wang 2018) is exact for continuous noise, and stays so when its result is rounded.
+    Rounded and discrete Gaussian differ little: for s = scale / grid >= 2^15 the log ratio of their probabilities of k is
+    between -1 / (24 s^2) and k^2 / (24 s^4) (Jensen; sinh(a) <= a exp(a^2 / 6)). Summed over d coordinates it is below
+    tau = 2 (d + 2 sqrt(d t) + 2 t) / (24 s^2) but with probability e^-t (chi-square tail, doubled for the rounding).
+    Going from one to the other and back costs 2 tau of epsilon and, with e^-t = 1e-6 delta / (1 + e^epsilon), at most a
+    millionth of delta and a factor e^tau: so the analytic scale is taken at the epsilon and delta that remain.
+    """
+    t = math.log(1e6 / delta) + _log1p_exp(epsilon)
+    tau = 2 * (width + 2 * math.sqrt(width * t) + 2 * t) / (24 * (GRID_STEPS / 2) ** 2)
+    left = epsilon - 2 * tau
+    if left <= 0:
+        raise BismarckError(f"epsilon {epsilon:g} is too small", "use at least 1e-6")
+    multiplier = gaussian_multiplier(left, delta * (1 - 2e-6) * math.exp(-tau))
+    scale, grid = _on_grid(sensitivity, multiplier, width)
+    return Noise("gaussian", grid * math.ceil(scale / grid), grid, "analytic-gaussian")
+
+
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """The smallest sigma / Delta of an (epsilon, delta)-DP Gaussian (Balle and Wang 2018, Theorem 8), from above.
+
+    With mu = Delta / sigma, delta(mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) grows with mu.
+    """
+    low, high = 1e-12, 1.0
+    while _gaussian_delta(epsilon, high) < delta:
+        low, high = high, 2 * high
+    while _gaussian_delta(epsilon, low) > delta:
+        low, high = low / 2, low
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _gaussian_delta(epsilon, middle) <= delta else (low, middle)
+    return 1 / low * (1 + 1e-12)
+
+
+def _gaussian_delta(epsilon: float, mu: float) -> float:
+    from scipy.special import log_ndtr
+
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return math.exp(first) * -math.expm1(second - first) if second < first else 0.0
+
+
+def _log1p_exp(x: float) -> float:
+    return x + math.log1p(math.exp(-x))

@@ -1,0 +1,92 @@
+"""A released model: weights, how they were made private, and predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BismarckError
+from .losses import LOSSES, Array
+from .reference import clip_rows
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of bismarck_dp.models, under the same names."""
+
+    id: int
+    name: str
+    algorithm: str
+    loss: str
+    weights: Array
+    intercept: Array
+    classes: Array
+    n: int
+    d: int
+    epsilon: float | None
+    delta: float | None
+    sensitivity: float | None
+    noise_scale: float | None
+    mechanism: str
+    adjacency: str | None
+    passes: float
+    seconds: float
+    created: Any
+    private: bool
+    note: str
+    source: str
+    label: str
+    features: list[str]
+    feature_bound: float
+    options: dict[str, Any] = field(repr=False)
+    plan: dict[str, Any] = field(repr=False)
+    owner: str = ""
+
+    @classmethod
+    def from_row(cls, row: Any) -> Model:
+        values = dict(row)
+        for name in ("weights", "intercept", "classes"):
+            values[name] = np.array(values[name], dtype=np.float64)
+        return cls(**values)
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What the model claims: everything an expert needs to check it."""
+        names = ("private", "epsilon", "delta", "adjacency", "mechanism", "sensitivity", "noise_scale", "note")
+        return {name: getattr(self, name) for name in names}
+
+    def decision_function(self, x: npt.ArrayLike) -> Array:
+        """Margins of rows, scaled to the feature bound as they were in training."""
+        rows = np.atleast_2d(np.asarray(x, dtype=np.float64))
+        if rows.shape[1] != self.d:
+            raise BismarckError(f'model "{self.name}" has {self.d} features, not {rows.shape[1]}')
+        packed = clip_rows(rows, self.feature_bound, len(self.intercept) > 0).astype(np.float64)
+        margins = packed @ np.concatenate([self.weights, self.intercept])
+        margins[~np.isfinite(rows).all(axis=1)] = np.nan
+        return np.asarray(margins, dtype=np.float64)
+
+    def predict(self, x: npt.ArrayLike) -> Array:
+        """Classes in the labels' own coding, or values; NaN for a row that is not finite."""
+        margins = self.decision_function(x)
+        if not LOSSES[self.loss].classification:
+            return margins
+        return np.where(np.isnan(margins), np.nan, self.classes[(margins > 0).astype(int)])
+
+    def predict_proba(self, x: npt.ArrayLike) -> Array:
+        """Probabilities of the two classes, negative first; for the logistic loss only."""
+        if self.loss != "logistic":
+            raise BismarckError(f'model "{self.name}" gives no probabilities', 'train it with loss="logistic"')
+        with np.errstate(over="ignore"):
+            positive = 1 / (1 + np.exp(-self.decision_function(x)))
+        return np.column_stack([1 - positive, positive])
+
+    def score(self, x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+        """Accuracy, or R² for regression."""
+        labels = np.asarray(y, dtype=np.float64)
+        predicted = self.predict(x)
+        if LOSSES[self.loss].classification:
+            return float(np.mean(predicted == labels))
+        return 1 - float(np.sum((labels - predicted) ** 2) / np.sum((labels - labels.mean()) ** 2))

@@ -1,0 +1,106 @@
+"""A plan: everything a run will do and why it is private, computed from the spec, n and d alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .losses import LOSSES, loss_param
+from .mechanisms import Noise
+from .sensitivity import Schedule
+from .spec import Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    spec: Spec
+    n: int
+    d: int
+    kernel: str
+    schedule: Schedule
+    lipschitz: float
+    smoothness: float | None
+    sensitivity: float | None
+    noise: Noise
+    private: bool
+    notes: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers in the released vector: the features, and the intercept."""
+        return self.d + int(self.spec.options["fit_intercept"])
+
+    @property
+    def note(self) -> str:
+        return "; ".join(self.notes)
+
+    def kernel_params(self) -> dict[str, Any]:
+        """What the kernel reads at the start of training."""
+        options = self.spec.options
+        return {
+            "private": self.noise.mechanism != "none",
+            "loss": self.spec.loss,
+            "loss_param": _json_number(loss_param(self.spec.loss, options)),
+            "n": self.n,
+            "batch_size": self.schedule.batch_size,
+            "epochs": self.schedule.passes,
+            "workers": self.schedule.workers,
+            "average": self.schedule.average,
+            "lambda": options["lambda"],
+            "radius": _json_number(options["radius"]),
+            "track": options["tolerance"] is not None,
+            **self.schedule.step.params(),
+        }
+
+    def pack_params(self, classes: list[float]) -> dict[str, Any]:
+        """What packing reads: the shape, the bounds, how labels are written and, in a test, the seed."""
+        options = self.spec.options
+        params = {name: options[name] for name in ("fit_intercept", "feature_bound", "seed")}
+        params.update(n=self.n, d=self.d)
+        if LOSSES[self.spec.loss].classification:
+            params.update(negative=classes[0], positive=classes[1])
+        else:
+            params.update(label_bound=_json_number(options["label_bound"]))
+        return params
+
+    def noise_params(self) -> dict[str, Any]:
+        return {**self.noise.params(), "seed": self.spec.options["seed"]}
+
+    def explain(self) -> dict[str, Any]:
+        """The plan and its privacy arithmetic, under the keys that SQL, Python and the command line share."""
+        schedule = self.schedule
+        private = self.noise.mechanism != "none"
+        return {
+            "algorithm": self.spec.algorithm,
+            "loss": self.spec.loss,
+            "private": self.private,
+            "mechanism": self.noise.mechanism,
+            "adjacency": self.spec.options["adjacency"] if private else None,
+            "sensitivity": self.sensitivity,
+            "noise_scale": self.noise.scale if private else None,
+            "grid": self.noise.grid if private else None,
+            "epsilon": self.spec.epsilon,
+            "delta": self.spec.delta if private else None,
+            "accountant": self.noise.accountant,
+            "n": self.n,
+            "d": self.d,
+            "lipschitz": self.lipschitz,
+            "smoothness": self.smoothness,
+            "strong_convexity": schedule.penalty.strong_convexity,
+            "feature_bound": self.spec.options["feature_bound"],
+            "passes": schedule.passes,
+            "updates": max(schedule.updates(rows) for rows in schedule.part_sizes()) * schedule.passes,
+            "batch_size": schedule.batch_size,
+            "step": schedule.step.rule,
+            "first_step": schedule.step.first,
+            "average": schedule.average,
+            "shuffle": schedule.shuffle,
+            "workers": schedule.workers,
+            "note": self.note,
+        }
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no infinity; the kernels read the word."""
+    return "inf" if math.isinf(value) else value

@@ -1,0 +1,187 @@
+"""What a user asks for, checked before anything is touched: every word is known, every number is in its range."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import BismarckError
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> BismarckError:
+    """A refusal that names the nearest valid word."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    hint = f'did you mean "{near[0]}"? ' if near else ""
+    return BismarckError(f'unknown {kind} "{name}"', f"{hint}valid: {', '.join(names)}")
+
+
+def _refuse(name: str, value: object, wanted: str) -> BismarckError:
+    return BismarckError(f"{name} is {json.dumps(value, default=str)}", f"it must be {wanted}")
+
+
+def _number(low: float, low_included: bool) -> Callable[[str, Any], float]:
+    wanted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"
+
+    def parse(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise _refuse(name, value, wanted)
+        if value < low or (value == low and not low_included):
+            raise _refuse(name, value, wanted)
+        return float(value)
+
+    return parse
+
+
+def _whole(low: int, high: int) -> Callable[[str, Any], int]:
+    def parse(name: str, value: Any) -> int:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value != int(value) or not low <= value <= high:
+            raise _refuse(name, value, f"a whole number from {low} to {high}")
+        return int(value)
+
+    return parse
+
+
+def _word(*words: str) -> Callable[[str, Any], str]:
+    def parse(name: str, value: Any) -> str:
+        if value not in words:
+            raise unknown(name, value, words)
+        return str(value)
+
+    return parse
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(name, value, "true or false")
+    return value
+
+
+STEP_WORDS = ("constant", "decreasing", "sqrt")
+
+
+def _step(name: str, value: Any) -> float | str:
+    if isinstance(value, str):
+        return _word(*STEP_WORDS)(name, value)
+    return _number(0, False)(name, value)
+
+
+def _classes(name: str, value: Any) -> list[float]:
+    wanted = "two different numbers, the negative class first"
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise _refuse(name, value, wanted)
+    pair = [_number(-math.inf, True)(name, number) for number in value]
+    if pair[0] == pair[1]:
+        raise _refuse(name, value, wanted)
+    return pair
+
+
+@dataclass(frozen=True)
+class Option:
+    parse: Callable[[str, Any], Any]
+    default: Any
+    help: str
+
+
+OPTIONS: dict[str, Option] = {
+    "lambda": Option(_number(0, True), 0.0, "L2 regularisation"),
+    "radius": Option(_number(0, False), math.inf, "project the weights onto a ball of this radius"),
+    "epochs": Option(_whole(1, 1_000_000), 10, "passes over the data"),
+    "batch_size": Option(_whole(1, 2**31 - 1), None, "rows per update; default 50, or all rows of a smaller table"),
+    "step": Option(_step, None, "a constant step, or constant, decreasing, sqrt"),
+    "average": Option(_word("none", "all", "suffix"), "none", "release the last iterate, the mean of all, or of the last pass"),
+    "shuffle": Option(_word("once", "each_pass"), "once", "one random order for all passes, or a fresh one for each"),
+    "clip": Option(_number(0, False), None, "squared loss: the largest residual that counts"),
+    "fit_intercept": Option(_flag, False, "append a constant feature, clipped and regularised like the others"),
+    "huber_h": Option(_number(0, False), 0.1, "half-width of the Huber loss's curve"),
+    "adjacency": Option(_word("replace", "zero-out"), "replace", "what neighbouring tables differ in"),
+    "feature_bound": Option(_number(0, False), 1.0, "rows are scaled down to this L2 norm"),
+    "label_bound": Option(_number(0, False), None, "squared loss: labels are cut to this magnitude"),
+    "classes": Option(_classes, None, "the two labels, negative first; without it they are found by looking"),
+    "workers": Option(_whole(1, 1024), 1, "partitions trained side by side and averaged after each pass"),
+    "tolerance": Option(_number(0, False), None, "stop when the loss improves by less than this share (not private)"),
+    "seed": Option(_whole(-(2**53), 2**53), None, "for tests by the table's owner: a known seed voids privacy"),
+}
+
+
+def parse_options(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
+    """All options with their defaults; an unknown one, or one that the algorithm does not take, is refused by name."""
+    names = set(allowed)
+    parsed = {name: option.default for name, option in OPTIONS.items()}
+    for key, value in options.items():
+        name = "lambda" if key == "lambda_" else key
+        if name not in names:
+            raise unknown("option", key, names)
+        if value is not None:
+            parsed[name] = OPTIONS[name].parse(name, value)
+    return parsed
+
+
+def _real(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _refuse(name, value, "a number") from None
+
+
+def check_epsilon(value: Any) -> float:
+    epsilon = _real("epsilon", value)
+    if not 0 < epsilon < math.inf:
+        raise BismarckError(f"epsilon is {epsilon:g}", "it must be a finite number above 0, for example 1")
+    return epsilon
+
+
+def check_delta(value: Any) -> float:
+    delta = _real("delta", value)
+    if not 0 <= delta < 1:
+        raise BismarckError(f"delta is {delta:g}", "it must be 0 or a number below 1, for example 1e-6")
+    return delta
+
+
+@dataclass(frozen=True)
+class Spec:
+    """algorithm, loss, privacy and options; `Spec.create` checks them all."""
+
+    algorithm: str
+    loss: str
+    epsilon: float | None
+    delta: float
+    options: dict[str, Any] = field(hash=False)
+
+    @classmethod
+    def create(
+        cls,
+        algorithm: str = "bolton",
+        loss: str = "logistic",
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Spec:
+        from .losses import LOSSES
+        from .solvers import SOLVERS
+
+        if algorithm not in SOLVERS:
+            raise unknown("algorithm", algorithm, SOLVERS)
+        if loss not in LOSSES:
+            raise unknown("loss", loss, LOSSES)
+        solver = SOLVERS[algorithm]
+        if options is not None and not isinstance(options, Mapping):
+            raise _refuse("options", options, 'an object, for example {"epochs": 10}')
+        parsed = parse_options(options or {}, solver.options)
+        if solver.private:
+            if epsilon is None:
+                raise BismarckError(
+                    f'algorithm "{algorithm}" is private and needs an epsilon',
+                    "pass epsilon, for example 1, or a non-private algorithm",
+                )
+            epsilon = check_epsilon(epsilon)
+        elif epsilon is not None:
+            raise BismarckError(
+                f'algorithm "{algorithm}" is not private', "pass NULL as epsilon, or a private algorithm such as bolton"
+            )
+        return cls(algorithm, loss, epsilon, check_delta(0.0 if delta is None else delta), parsed)

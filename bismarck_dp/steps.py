@@ -1,0 +1,57 @@
+"""Step sizes. t counts the updates of a partition from 1, over all passes; no rule ever grows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .losses import Array
+
+
+@dataclass(frozen=True)
+class Step:
+    """One of four rules; the numbers a rule does not use are zero.
+
+    constant         eta
+    decreasing       2 / (beta (t + offset))          Corollary 2 of Wu et al. 2017, offset = n^c
+    sqrt             2 / (beta (sqrt(t) + offset))    Corollary 3
+    strongly-convex  min(1 / beta, 1 / (gamma t))     Algorithm 2
+    """
+
+    rule: str
+    eta: float = 0.0
+    beta: float = 0.0
+    gamma: float = 0.0
+    offset: float = 0.0
+
+    def at(self, t: Array) -> Array:
+        if self.rule == "decreasing":
+            return 2.0 / (self.beta * (t + self.offset))
+        if self.rule == "sqrt":
+            return 2.0 / (self.beta * (np.sqrt(t) + self.offset))
+        if self.rule == "strongly-convex":
+            return np.minimum(1.0 / self.beta, 1.0 / (self.gamma * t))
+        return np.full_like(t, self.eta)
+
+    @property
+    def first(self) -> float:
+        """The largest step."""
+        return float(self.at(np.array([1.0]))[0])
+
+    def total(self, updates: int) -> float:
+        """No less than the sum of the first steps: a step that never grows adds up to less than its integral from 0."""
+        if self.rule == "decreasing":
+            return 2 / self.beta * math.log1p(updates / self.offset)
+        if self.rule == "sqrt":
+            return 4 / self.beta * math.sqrt(updates)
+        if self.rule == "strongly-convex" and self.gamma * updates > self.beta:
+            return (1 + math.log(self.gamma * updates / self.beta)) / self.gamma
+        return updates * self.first
+
+    def params(self) -> dict[str, Any]:
+        """What the kernel reads."""
+        numbers = asdict(self)
+        return {"step": numbers.pop("rule"), **numbers}

@@ -1,0 +1,227 @@
+"""A database with the extension, from Python: load, train, predict, explain, models. The same verbs as in SQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy
+from sqlalchemy.exc import DBAPIError
+
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.losses import Array
+from bismarck_dp.model import Model
+from bismarck_dp.spec import Spec
+
+from . import queries
+from .embedded import Cluster
+from .engines import Request, SqlEngine
+from .loaders import load, parse_name, quote_ident
+from .train import Progress, explain, train
+
+
+class Database:
+    """A context manager around a SQLAlchemy engine; an embedded cluster that it started is stopped with it."""
+
+    def __init__(self, engine: sqlalchemy.Engine, cluster: Cluster | None = None) -> None:
+        self.engine = engine
+        self.cluster = cluster
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.engine.dispose()
+        if self.cluster is not None and self.cluster.started_here:
+            self.cluster.stop()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlalchemy.Connection]:
+        """One transaction; what the server refuses is raised as a BismarckError, without values or SQL text."""
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise _translated(error) from error
+
+    def load(self, table: str, source: Any, labels: Any = None, **how: Any) -> int:
+        """Rows from arrays or a file into table(id, y, x); see loaders.load."""
+        with self._transaction() as connection:
+            return load(connection, table, source, labels, **how)
+
+    def train(
+        self,
+        source: str,
+        *,
+        model: str | None = None,
+        label: str = "y",
+        features: str | Sequence[str] = "x",
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        algorithm: str = "bolton",
+        loss: str = "logistic",
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Model:
+        """Trains a model on a table. Whoever may not drive the steps from outside calls dp_train in the server instead."""
+        spec = Spec.create(algorithm, loss, epsilon, delta, options)
+        with self._transaction() as connection:
+            name = _free_name(connection, source) if model is None else model
+            request = Request(_oid(connection, source), name, label, _columns(features), spec)
+            if not _may_drive(connection):
+                return Model.from_row(_train_in_server(connection, request, options))
+            quiet = {} if progress is None else {"progress": progress}
+            return Model.from_row(train(SqlEngine(connection), request, **quiet))
+
+    def explain(
+        self,
+        source: str,
+        *,
+        label: str = "y",
+        features: str | Sequence[str] = "x",
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        algorithm: str = "bolton",
+        loss: str = "logistic",
+        **options: Any,
+    ) -> dict[str, Any]:
+        """The plan for a table; reads its n and d, and nothing else."""
+        spec = Spec.create(algorithm, loss, epsilon, delta, options)
+        with self._transaction() as connection:
+            request = Request(_oid(connection, source), "", label, _columns(features), spec)
+            if not _may_drive(connection):
+                return _explain_in_server(connection, request, options)
+            return explain(SqlEngine(connection), request)
+
+    def models(self) -> list[Model]:
+        """The models this user may use, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT pg_catalog.to_jsonb(m)::text FROM bismarck_dp.models AS m ORDER BY id"
+            )
+            return [Model.from_row(json.loads(row[0])) for row in rows]
+
+    def model(self, name: str) -> Model:
+        for model in self.models():
+            if model.name == name:
+                return model
+        raise BismarckError(f'model "{name}" does not exist', "models() lists those you may use")
+
+    def predict(self, model: str, x: npt.ArrayLike) -> Array:
+        """Classes or values for rows held here; `dp_predict` does the same for rows in the database."""
+        return self.model(model).predict(np.asarray(x, dtype=np.float64))
+
+    def forget(self, model: str) -> None:
+        with self._transaction() as connection:
+            connection.exec_driver_sql(
+                "SELECT bismarck_dp.call('forget', pg_catalog.jsonb_build_object('model', %(model)s::text))",
+                {"model": model},
+            )
+
+
+def connect(url: str) -> Database:
+    engine = sqlalchemy.create_engine(url)
+    database = Database(engine)
+    try:
+        with database._transaction() as connection:
+            _check_extension(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return database
+
+
+def embedded(path: str | None = None, **how: Any) -> Database:
+    """Starts the cluster below `path` (or attaches to it), with the extension created."""
+    cluster = Cluster(path, **how)
+    cluster.start()
+    try:
+        engine = sqlalchemy.create_engine(cluster.url())
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS bismarck_dp CASCADE")
+    except BaseException:
+        if cluster.started_here:
+            cluster.stop()
+        raise
+    return Database(engine, cluster)
+
+
+def _check_extension(connection: sqlalchemy.Connection) -> None:
+    found = connection.exec_driver_sql("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'bismarck_dp'")
+    if found.first() is None:
+        raise BismarckError(
+            "this database has no extension bismarck_dp", "a superuser runs CREATE EXTENSION bismarck_dp CASCADE"
+        )
+
+
+def _translated(error: DBAPIError) -> BismarckError:
+    diagnostics = getattr(error.orig, "diag", None)
+    message = getattr(diagnostics, "message_primary", None) or str(error.orig).strip()
+    hint = getattr(diagnostics, "message_hint", None) or ""
+    return BismarckError(message, hint, getattr(error.orig, "pgcode", None) or "08000")
+
+
+def _columns(features: str | Sequence[str]) -> list[str]:
+    return [features] if isinstance(features, str) else list(features)
+
+
+def _oid(connection: sqlalchemy.Connection, table: str) -> int:
+    name = ".".join(quote_ident(part) for part in parse_name(table) if part is not None)
+    row = connection.exec_driver_sql("SELECT pg_catalog.to_regclass(%(name)s)::oid", {"name": name}).one()
+    if row[0] is None:
+        raise BismarckError(f'table "{table}" does not exist', "check its name and schema", "42P01")
+    return int(row[0])
+
+
+def _free_name(connection: sqlalchemy.Connection, source: str) -> str:
+    """The source's name with the first free number behind."""
+    stem = parse_name(source)[1]
+    rows = connection.exec_driver_sql("SELECT name FROM bismarck_dp.models")
+    taken = {row[0] for row in rows}
+    return next(name for number in range(1, len(taken) + 2) if (name := f"{stem}_{number}") not in taken)
+
+
+def _may_drive(connection: sqlalchemy.Connection) -> bool:
+    """Driving the steps from outside takes the extension owner's rights."""
+    row = connection.exec_driver_sql(
+        "SELECT pg_catalog.pg_has_role(extowner, 'USAGE') FROM pg_catalog.pg_extension WHERE extname = 'bismarck_dp'"
+    ).one()
+    return bool(row[0])
+
+
+def _call(connection: sqlalchemy.Connection, verb: str, request: Request, options: dict[str, Any]) -> Any:
+    fields = {
+        "source": request.source,
+        "model": request.model,
+        "label": request.label,
+        "features": request.features,
+        "epsilon": request.spec.epsilon,
+        "delta": request.spec.delta,
+        "algorithm": request.spec.algorithm,
+        "loss": request.spec.loss,
+        "options": options,
+    }
+    row = connection.exec_driver_sql(
+        "SELECT bismarck_dp.call(%(verb)s, %(request)s::jsonb)::text",
+        {"verb": verb, "request": queries.as_json(fields)},
+    ).one()
+    return json.loads(row[0])
+
+
+def _train_in_server(connection: sqlalchemy.Connection, request: Request, options: dict[str, Any]) -> Any:
+    return _call(connection, "train", request, options)
+
+
+def _explain_in_server(connection: sqlalchemy.Connection, request: Request, options: dict[str, Any]) -> dict[str, Any]:
+    answer = _call(connection, "explain", request, options)
+    return {entry["key"]: entry["value"] for entry in answer["explain"]}

@@ -1,0 +1,134 @@
+"""All SQL text of a training, and all quoting. Both engines send exactly these statements.
+
+Parameters are $1, $2, …; every value travels as text (or a list of texts) and is cast in the statement, so that the text is
+the same whoever sends it. Names are either ours, made from numbers, or travel as parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+Value = Union[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Query:
+    text: str
+    values: tuple[Value, ...] = ()
+
+
+MODEL_COLUMNS = (
+    "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
+    "adjacency, passes, seconds, private, note, source, label, features, feature_bound, options, plan"
+)
+
+MAX_ROW_BYTES_ON_PAGE = 8128
+"""A packed row wider than this does not fit a heap page and is stored out of line; pack.c draws the same line."""
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def describe(source: int, label: str, features: list[str], labels: bool) -> Query:
+    return Query(
+        "SELECT * FROM bismarck_dp.describe($1::oid::regclass, $2, $3::text[], $4::boolean)",
+        (str(source), label, features, str(labels)),
+    )
+
+
+def source_facts(source: int) -> Query:
+    """The source's name as the caller would write it, and whether the caller owns it."""
+    return Query(
+        "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name,"
+        " pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER') AS owned"
+        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::oid",
+        (str(source),),
+    )
+
+
+def model_named(name: str) -> Query:
+    return Query("SELECT id FROM bismarck_dp.model WHERE name = $1", (name,))
+
+
+def next_run() -> Query:
+    return Query("SELECT pg_catalog.nextval('bismarck_dp.run') AS run")
+
+
+def table_names(run: int, generation: int, parts: int) -> list[str]:
+    return [f"bismarck_dp.run_{run}_{generation}_{part}" for part in range(parts)]
+
+
+def create_blocks(table: str, width: int) -> Query:
+    """An unlogged table that lives and dies within the transaction."""
+    kind = "block" if 4 * (width + 1) <= MAX_ROW_BYTES_ON_PAGE else "wide_block"
+    return Query(
+        f"CREATE UNLOGGED TABLE {table} (block int NOT NULL, rows bismarck_dp.{kind} NOT NULL)"
+        " USING heap WITH (autovacuum_enabled = off)"
+    )
+
+
+def drop_blocks(tables: Sequence[str]) -> Query:
+    return Query("DROP TABLE " + ", ".join(tables))
+
+
+def pack(source: int, label: str, features: list[str], tables: list[str], params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.pack($1::oid::regclass, $2, $3::text[], $4::text[]::regclass[], $5::jsonb) AS rows",
+        (str(source), label, features, tables, as_json(params)),
+    )
+
+
+def repack(old: list[str], new: list[str], params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.repack($1::text[]::regclass[], $2::text[]::regclass[], $3::jsonb) AS rows",
+        (old, new, as_json(params)),
+    )
+
+
+def begin(run: int, kernel: str, width: int, params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.begin($1::bigint, $2, $3::int, $4::jsonb)",
+        (str(run), kernel, str(width), as_json(params)),
+    )
+
+
+def epoch(run: int, tables: Sequence[str]) -> Query:
+    """One aggregate per partition, side by side where PostgreSQL can, and their average in a fixed order."""
+    arms = " UNION ALL ".join(
+        f"SELECT {part} AS part, bismarck_dp.epoch($1, {part}, block, rows) AS state FROM {table}"
+        for part, table in enumerate(tables)
+    )
+    return Query(
+        "SELECT bismarck_dp.fold($1::bigint, $2)",
+        (str(run), f"SELECT bismarck_dp.merge(state ORDER BY part) FROM ({arms}) AS parts"),
+    )
+
+
+def objective(run: int) -> Query:
+    return Query("SELECT bismarck_dp.objective($1::bigint) AS objective", (str(run),))
+
+
+def release(run: int, noise: dict[str, Any]) -> Query:
+    return Query("SELECT bismarck_dp.release($1::bigint, $2::jsonb) AS weights", (str(run), as_json(noise)))
+
+
+def register(model: dict[str, Any]) -> Query:
+    return Query(
+        f"WITH registered AS (INSERT INTO bismarck_dp.model ({MODEL_COLUMNS}, owner)"
+        f" SELECT {MODEL_COLUMNS}, bismarck_dp.caller()"
+        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, $1::jsonb) RETURNING *)"
+        " SELECT pg_catalog.to_jsonb(registered)::text AS model FROM registered",
+        (as_json(model),),
+    )
+
+
+def forget(name: str) -> Query:
+    return Query(
+        "DELETE FROM bismarck_dp.model WHERE name = $1"
+        " AND pg_catalog.pg_has_role(bismarck_dp.caller(), owner, 'MEMBER') RETURNING id",
+        (name,),
+    )

@@ -1,0 +1,75 @@
+"""What the server's one PL/Python function runs: verbs in, JSON out, and no traceback for what a user can mend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.spec import Spec
+
+from .engines import Engine, PlpyEngine, Request
+from .train import explain, train
+
+
+def serve(plpy: Any, verb: str, request: str) -> str:
+    """Answers a request. A refusal comes back under "error": the door raises it, which undoes whatever was done."""
+    try:
+        if verb not in VERBS:
+            raise BismarckError(f'unknown verb "{verb}"')
+        answer = VERBS[verb](PlpyEngine(plpy), json.loads(request))
+    except BismarckError as refusal:
+        answer = _refusal(refusal.message, refusal.hint, refusal.sqlstate)
+    except plpy.SPIError as error:
+        details = getattr(error, "spidata", None) or (None, None, None)
+        answer = _refusal(str(error), details[2] or "", getattr(error, "sqlstate", None) or "XX000")
+    return json.dumps(answer, allow_nan=False)
+
+
+def _refusal(message: str, hint: str, sqlstate: str) -> dict[str, Any]:
+    return {"error": message, "hint": hint, "sqlstate": sqlstate}
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    for name in ("source", "model", "label", "features"):
+        if fields[name] is None or (name == "features" and None in fields[name]):
+            raise BismarckError(f"{name} is NULL", "it must be given", "22004")
+    spec = Spec.create(
+        fields["algorithm"],
+        fields["loss"],
+        None if fields["epsilon"] is None else float(fields["epsilon"]),
+        0.0 if fields["delta"] is None else float(fields["delta"]),
+        fields["options"],
+    )
+    return Request(int(fields["source"]), fields["model"], fields["label"], list(fields["features"]), spec)
+
+
+def _train(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    return train(engine, _request(fields))
+
+
+def _explain(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    plan = explain(engine, _request(fields))
+    return {"explain": [{"key": key, "value": as_text(value)} for key, value in plan.items()]}
+
+
+def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    if fields["model"] is None:
+        raise BismarckError("model is NULL", "it must be given", "22004")
+    engine.forget(fields["model"])
+    return {}
+
+
+def as_text(value: Any) -> str | None:
+    """A value as SQL would print it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)
+
+
+VERBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
+    "train": _train,
+    "explain": _explain,
+    "forget": _forget,
+}

@@ -1,0 +1,106 @@
+"""The one loop: describe, plan, pack, epochs, release, register. It runs in the server and outside alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.plan import Plan
+from bismarck_dp.solvers import make_plan
+from bismarck_dp.spec import OPTIONS
+
+from .engines import Engine, Packed, Request, Shape
+
+Progress = Callable[[int, int], None]
+"""Called with the passes done and the passes planned."""
+
+
+def _quiet(done: int, planned: int) -> None:
+    pass
+
+
+def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict[str, Any]:
+    """Trains and registers a model; returns its row. Whatever fails, the caller's transaction takes everything back."""
+    started = time.monotonic()
+    _check_names(request)
+    source = engine.check(request)
+    shape = engine.describe(request)
+    plan = make_plan(request.spec, shape.n, shape.d)
+    packed = engine.pack(request, plan, shape.classes)
+    if packed.rows != plan.n:
+        # Rows came or went since they were counted. n is public: plan again for the rows that were packed.
+        plan = make_plan(request.spec, packed.rows, shape.d)
+    engine.begin(packed, plan)
+    packed, passes = _epochs(engine, packed, plan, shape, progress)
+    weights = engine.release(packed, plan)
+    engine.drop(packed)
+    for note in plan.notes if request.spec.epsilon is not None else ():
+        engine.warn(note)
+    return engine.register(_model(request, source, plan, shape, weights, passes, time.monotonic() - started))
+
+
+def explain(engine: Engine, request: Request) -> dict[str, Any]:
+    """The plan for a source: reads its n and d, and nothing else."""
+    shape = engine.describe(request, labels=False)
+    return make_plan(request.spec, shape.n, shape.d).explain()
+
+
+def _check_names(request: Request) -> None:
+    if not request.model:
+        raise BismarckError("the model has no name", "pass a name to register it under")
+    if len(request.features) > 1 and request.label in request.features:
+        raise BismarckError(f'label column "{request.label}" is among the features', "leave it out of one of them")
+
+
+def _epochs(engine: Engine, packed: Packed, plan: Plan, shape: Shape, progress: Progress) -> tuple[Packed, int]:
+    """All passes; fewer only with a tolerance, which no private algorithm takes."""
+    planned = plan.schedule.passes
+    tolerance = plan.spec.options["tolerance"]
+    before = float("inf")
+    for done in range(1, planned + 1):
+        if done > 1 and plan.schedule.shuffle == "each_pass":
+            packed = engine.repack(packed, plan, shape.classes, done - 1)
+        engine.epoch(packed)
+        progress(done, planned)
+        if tolerance is not None:
+            now = engine.objective(packed)
+            if before - now <= tolerance * abs(now):
+                return packed, done
+            before = now
+    return packed, planned
+
+
+def _model(
+    request: Request, source: str, plan: Plan, shape: Shape, weights: list[float], passes: int, seconds: float
+) -> dict[str, Any]:
+    facts = plan.explain()
+    shared = ("algorithm", "loss", "n", "d", "epsilon", "delta", "sensitivity", "noise_scale", "mechanism", "adjacency")
+    return {
+        **{name: facts[name] for name in shared},
+        "name": request.model,
+        "weights": weights[: plan.d],
+        "intercept": weights[plan.d :],
+        "classes": shape.classes,
+        "passes": passes,
+        "seconds": seconds,
+        "private": plan.private,
+        "note": plan.note,
+        "source": source,
+        "label": request.label,
+        "features": request.features,
+        "feature_bound": facts["feature_bound"],
+        "options": _set_options(plan),
+        "plan": facts,
+    }
+
+
+def _set_options(plan: Plan) -> dict[str, Any]:
+    """The options that differ from their defaults."""
+    options = plan.spec.options
+    return {name: options[name] for name, option in OPTIONS.items() if options[name] != option.default and _finite(options[name])}
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or value not in (float("inf"), float("-inf"))

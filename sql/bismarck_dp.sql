@@ -1,0 +1,182 @@
+\echo Use "CREATE EXTENSION bismarck_dp CASCADE" to load this file. \quit
+
+-- What users call lies in the schema they chose and is named dp_*; everything else lies in schema bismarck_dp, and of
+-- that only the view `models` and the door `call` are open to others than the extension's owner.
+
+CREATE SCHEMA bismarck_dp;
+GRANT USAGE ON SCHEMA bismarck_dp TO PUBLIC;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Models
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE TABLE bismarck_dp.model (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text NOT NULL UNIQUE,
+    algorithm     text NOT NULL,
+    loss          text NOT NULL,
+    weights       float8[] NOT NULL,
+    intercept     float8[] NOT NULL,      -- empty without fit_intercept
+    classes       float8[] NOT NULL,      -- the labels' own coding, negative first; empty for regression
+    n             bigint NOT NULL,
+    d             int NOT NULL,
+    epsilon       float8,                 -- NULL: not private
+    delta         float8,
+    sensitivity   float8,
+    noise_scale   float8,
+    mechanism     text NOT NULL,
+    adjacency     text,
+    passes        float8 NOT NULL,
+    seconds       float8 NOT NULL,
+    created       timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    private       boolean NOT NULL,
+    note          text NOT NULL DEFAULT '',
+    source        text NOT NULL,
+    label         text NOT NULL,
+    features      text[] NOT NULL,
+    feature_bound float8 NOT NULL,
+    options       jsonb NOT NULL,
+    plan          jsonb NOT NULL,         -- everything dp_explain shows
+    owner         regrole NOT NULL
+);
+REVOKE ALL ON bismarck_dp.model FROM PUBLIC;
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.model', '');
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.model_id_seq', '');
+
+CREATE VIEW bismarck_dp.models WITH (security_barrier) AS
+    SELECT * FROM bismarck_dp.model WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+GRANT SELECT ON bismarck_dp.models TO PUBLIC;
+
+-- Numbers the packed copies; each lives and dies within one transaction.
+CREATE SEQUENCE bismarck_dp.run;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Types that keep to themselves: no input, no binary output, and a summary for text
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE TYPE bismarck_dp.state;
+CREATE FUNCTION bismarck_dp.state_in(cstring) RETURNS bismarck_dp.state
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_state_in';
+CREATE FUNCTION bismarck_dp.state_out(bismarck_dp.state) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_state_out';
+CREATE TYPE bismarck_dp.state (
+    INPUT = bismarck_dp.state_in, OUTPUT = bismarck_dp.state_out, ALIGNMENT = double, STORAGE = external);
+
+CREATE TYPE bismarck_dp.block;
+CREATE FUNCTION bismarck_dp.block_in(cstring) RETURNS bismarck_dp.block
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_in';
+CREATE FUNCTION bismarck_dp.block_out(bismarck_dp.block) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_out';
+CREATE TYPE bismarck_dp.block (
+    INPUT = bismarck_dp.block_in, OUTPUT = bismarck_dp.block_out, ALIGNMENT = int4, STORAGE = plain);
+
+-- The same for rows wider than a page, stored out of line.
+CREATE TYPE bismarck_dp.wide_block;
+CREATE FUNCTION bismarck_dp.wide_block_in(cstring) RETURNS bismarck_dp.wide_block
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_in';
+CREATE FUNCTION bismarck_dp.wide_block_out(bismarck_dp.wide_block) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_out';
+CREATE TYPE bismarck_dp.wide_block (
+    INPUT = bismarck_dp.wide_block_in, OUTPUT = bismarck_dp.wide_block_out, ALIGNMENT = int4, STORAGE = external);
+CREATE CAST (bismarck_dp.wide_block AS bismarck_dp.block) WITHOUT FUNCTION AS IMPLICIT;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Steps of a training, for the controller
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION bismarck_dp.caller() RETURNS regrole
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_caller';
+
+CREATE FUNCTION bismarck_dp.describe(source regclass, label text, features text[], labels boolean,
+    OUT rows bigint, OUT shortest int, OUT longest int,
+    OUT minus_one bigint, OUT zero bigint, OUT one bigint, OUT others bigint, OUT is_boolean boolean)
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_describe';
+
+CREATE FUNCTION bismarck_dp.pack(source regclass, label text, features text[], targets regclass[], params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_pack';
+
+CREATE FUNCTION bismarck_dp.repack(sources regclass[], targets regclass[], params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_repack';
+
+CREATE FUNCTION bismarck_dp.begin(run bigint, solver text, d int, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_begin';
+
+CREATE FUNCTION bismarck_dp.epoch_step(bismarck_dp.state, bismarck_dp.state, int, int, bismarck_dp.block)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_step';
+CREATE FUNCTION bismarck_dp.epoch_final(bismarck_dp.state)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_final';
+CREATE AGGREGATE bismarck_dp.epoch(start bismarck_dp.state, part int, block int, rows bismarck_dp.block) (
+    SFUNC = bismarck_dp.epoch_step, STYPE = bismarck_dp.state, FINALFUNC = bismarck_dp.epoch_final,
+    FINALFUNC_MODIFY = READ_ONLY, PARALLEL = SAFE);
+
+CREATE FUNCTION bismarck_dp.merge_step(bismarck_dp.state, bismarck_dp.state)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_merge_step';
+CREATE FUNCTION bismarck_dp.merge_final(bismarck_dp.state)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_merge_final';
+CREATE AGGREGATE bismarck_dp.merge(part bismarck_dp.state) (
+    SFUNC = bismarck_dp.merge_step, STYPE = bismarck_dp.state, FINALFUNC = bismarck_dp.merge_final,
+    FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE);
+
+CREATE FUNCTION bismarck_dp.fold(run bigint, query text)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_fold';
+
+CREATE FUNCTION bismarck_dp.objective(run bigint)
+    RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_objective';
+
+CREATE FUNCTION bismarck_dp.release(run bigint, noise jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_release';
+
+-- The controller inside the server. BLAS threads would take the backend's signals: there must be none.
+CREATE FUNCTION bismarck_dp.serve(verb text, request jsonb) RETURNS jsonb LANGUAGE plpython3u AS $$
+    if "serve" not in GD:
+        import os, sys
+        for library in ("OPENBLAS", "OMP", "MKL"):
+            os.environ.setdefault(library + "_NUM_THREADS", "1")
+        path = plpy.execute("SELECT pg_catalog.current_setting('bismarck_dp.python_path') AS path")[0]["path"]
+        if path not in sys.path:
+            sys.path.insert(0, path)
+        from bismarck_dp.controller.server import serve
+        GD["serve"] = serve
+    return GD["serve"](plpy, verb, request)
+$$;
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA bismarck_dp FROM PUBLIC;
+
+-- The door: runs `serve` with the extension's rights, and remembers the caller, whose rights the source is read with.
+CREATE FUNCTION bismarck_dp.call(verb text, request jsonb)
+    RETURNS jsonb LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_call';
+
+---------------------------------------------------------------------------------------------------------------------
+-- What users call
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dp_train(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('train',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options)))
+$$;
+
+CREATE FUNCTION @extschema@.dp_explain(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS TABLE (key text, value text) LANGUAGE sql VOLATILE AS $$
+    SELECT e.key, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('explain',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options))
+        OPERATOR(pg_catalog.->) 'explain') AS (key text, value text)) AS e
+$$;
+
+CREATE FUNCTION @extschema@.dp_forget(model text) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT bismarck_dp.call('forget', pg_catalog.jsonb_build_object('model', model));
+$$;
+
+CREATE FUNCTION @extschema@.dp_predict(model text, features float8[])
+    RETURNS float8 LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_predict';
+
+CREATE FUNCTION @extschema@.dp_predict_proba(model text, features float8[])
+    RETURNS float8[] LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_predict_proba';

@@ -1,0 +1,93 @@
+/*
+ * bismarck_dp.h: what the PostgreSQL glue shares. The arithmetic is in kernels/.
+ */
+#ifndef BISMARCK_DP_H
+#define BISMARCK_DP_H
+
+#include "postgres.h"
+
+#include "executor/tuptable.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+#include "utils/jsonb.h"
+
+#include "kernels/kernels.h"
+
+/* ---- the caller: whose rights count when the source is read (door.c) ---- */
+
+typedef struct DpCaller {
+    Oid role;
+    const char *search_path;
+    struct DpCaller *outer;
+} DpCaller;
+
+extern Oid dp_caller_role(void);
+extern const char *dp_caller_search_path(void); /* NULL: the current one */
+extern void dp_set_option(const char *name, const char *value);
+
+/* ---- the state: one varlena that carries its solver's parameters and numbers (state.c) ---- */
+
+#define DP_STATE_MAGIC 0x62647073 /* "bdps" */
+#define DP_STATE_VERSION 1
+#define DP_STATE_PRIVATE 0x0001 /* may leave through a mechanism only */
+
+typedef struct DpState {
+    int32 vl_len_;
+    uint32 magic;
+    uint16 version;
+    uint16 flags;
+    int32 solver;
+    int32 d;
+    int32 block; /* next block expected in this pass */
+    double body[FLEXIBLE_ARRAY_MEMBER];
+} DpState;
+
+extern DpState *dp_state_checked(Datum datum);
+extern const DpSolver *dp_state_solver(const DpState *state);
+extern DpState *dp_state_of_run(int64 run);
+extern void dp_state_keep(int64 run, const DpState *state);
+
+/* ---- parameters (params.c) ---- */
+
+extern double dp_number(Jsonb *params, const char *key);
+extern bool dp_has(Jsonb *params, const char *key);
+extern char *dp_word(Jsonb *params, const char *key);
+extern DpParams dp_params(Jsonb *params);
+
+/* ---- the source (source.c) ---- */
+
+typedef enum DpNumberType {
+    DP_NOT_A_NUMBER,
+    DP_BOOL,
+    DP_INT2,
+    DP_INT4,
+    DP_INT8,
+    DP_FLOAT4,
+    DP_FLOAT8,
+    DP_NUMERIC,
+} DpNumberType;
+
+typedef struct DpSource {
+    Oid relation;
+    char *label;
+    List *features;          /* column names, char * */
+    DpNumberType label_type; /* DP_BOOL allowed here only */
+    bool is_array;           /* one array column */
+    DpNumberType *types;     /* of the columns, or of the array's elements */
+} DpSource;
+
+typedef bool (*DpReceive)(TupleTableSlot *slot, void *arg);
+
+extern DpSource *dp_source(Oid relation, text *label, ArrayType *features);
+extern char *dp_source_query(const DpSource *source, bool label, bool features);
+extern double dp_to_double(Datum value, DpNumberType type);
+extern void dp_read_as_caller(const char *query, DpReceive receive, void *arg);
+
+/* ---- random numbers (params.c) ---- */
+
+#define DP_STREAM_ORDER 1 /* plus the pass, for a fresh order */
+#define DP_STREAM_NOISE ((uint64_t)1 << 32)
+
+extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
+
+#endif

@@ -1,0 +1,124 @@
+/*
+ * kernels.h: the arithmetic of training and of noise, in plain C.
+ *
+ * Nothing here knows PostgreSQL: a host hands over packed rows and parameters, and gets numbers back. The server's
+ * glue is one host, the tests (through ctypes) another. Every function has a NumPy twin in bismarck_dp/reference.py
+ * and agrees with it to 1e-9. No fast-math and no fused multiply-add: the arithmetic that was written is the
+ * arithmetic that is proven, and the same bits come out on every machine.
+ */
+#ifndef BISMARCK_DP_KERNELS_H
+#define BISMARCK_DP_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define DP_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
+#else
+#define DP_VECTORISED
+#endif
+
+/* ---- parameters, as a host reads them ---- */
+
+typedef struct DpParams {
+    double (*number)(const void *host, const char *key);
+    const char *(*word)(const void *host, const char *key);
+    const void *host;
+} DpParams;
+
+/* ---- losses: scalar functions of the margin z = <w, x> and the label y; a loss never meets the features ---- */
+
+typedef struct DpLoss {
+    const char *name;
+    double (*value)(double z, double y, double param);
+    double (*slope)(double z, double y, double param); /* derivative in z */
+} DpLoss;
+
+extern const DpLoss *dp_loss_named(const char *name); /* NULL when there is none */
+extern const DpLoss *dp_loss_at(int index);
+extern int dp_loss_index(const DpLoss *loss);
+
+/* ---- rows and vectors ---- */
+
+extern double dp_dot(const double *w, const float *x, int d);
+extern void dp_axpy(double *g, double a, const float *x, int d);
+extern double dp_norm(const double *w, int d);
+
+/*
+ * Scales x (and a constant 1 behind it, when intercept) down to L2 norm `bound` and writes it to out. False, and a row
+ * of zeros, when a value is not finite: such a row has no gradient but keeps its slot.
+ */
+extern bool dp_clip_row(const double *x, int d, bool intercept, double bound, float *out);
+
+/* ---- steps ---- */
+
+typedef enum DpStepRule {
+    DP_STEP_CONSTANT,        /* eta */
+    DP_STEP_DECREASING,      /* 2 / (beta (t + offset)), Corollary 2 of Wu et al. 2017 */
+    DP_STEP_SQRT,            /* 2 / (beta (sqrt(t) + offset)), Corollary 3 */
+    DP_STEP_STRONGLY_CONVEX, /* min(1/beta, 1/(gamma t)), Algorithm 2 */
+} DpStepRule;
+
+typedef struct DpStep {
+    int32_t rule;
+    int32_t unused;
+    double eta, beta, gamma, offset;
+} DpStep;
+
+extern double dp_step(const DpStep *step, int64_t t);
+
+/* ---- solvers ---- */
+
+/*
+ * A solver folds packed rows into a body it alone understands. Partitions are fixed by the row count, each is folded
+ * by itself, and the partitions' bodies are merged once per pass.
+ */
+typedef struct DpSolver {
+    const char *name;
+    size_t (*size)(int d);
+    const char *(*start)(void *body, int d, const DpParams *params); /* NULL, or what is wrong */
+    void (*begin_pass)(void *body, int part);
+    bool (*fold)(void *body, const float *rows, int n); /* false: more rows than the pass has */
+    bool (*complete)(const void *body);                 /* every row of the pass was folded */
+    void (*merge)(void *body, const void *other);       /* adds another partition's share */
+    void (*weigh)(void *body);                          /* turns one partition's body into its share */
+    void (*end_pass)(void *body);
+    double (*objective)(const void *body); /* mean training objective of the last pass */
+    void (*output)(const void *body, double *w);
+    int (*passes)(const void *body);
+} DpSolver;
+
+extern const DpSolver dp_sgd;
+extern const DpSolver *dp_solver_named(const char *name);
+extern const DpSolver *dp_solver_at(int index);
+extern int dp_solver_index(const DpSolver *solver);
+
+/* ---- random numbers: ChaCha20 under a key from the operating system (or, for tests, from a seed) ---- */
+
+#define DP_KEY_BYTES 32
+
+typedef struct DpRandom {
+    uint32_t input[16];
+    uint32_t block[16];
+    int used; /* words of block already given out */
+} DpRandom;
+
+extern void dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream);
+extern uint32_t dp_random_u32(DpRandom *r);
+extern uint64_t dp_random_u64(DpRandom *r);
+extern uint64_t dp_random_below(DpRandom *r, uint64_t n); /* uniform on 0..n-1, unbiased */
+
+/* ---- noise ---- */
+
+extern int64_t dp_discrete_laplace(DpRandom *r, uint64_t scale);
+extern int64_t dp_discrete_gaussian(DpRandom *r, uint64_t sigma); /* exact; 1 <= sigma <= 2^20 */
+extern void dp_knorm_noise(DpRandom *r, double scale, double *noise, int d);
+
+/* Adds noise to w and leaves it on the grid; grid is a power of two, sigma a number of grid steps;
+ * noise is room for d numbers. */
+extern void dp_release_gaussian(DpRandom *r, double grid, uint64_t sigma, double *w, int d);
+extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, double *noise, int d);
+
+
+#endif

@@ -1,0 +1,287 @@
+/*
+ * sgd.c: permutation SGD over packed rows, in mini-batches, on fixed partitions (Bismarck; Wu et al. 2017).
+ *
+ * Update t of a partition, with the batch B of at most b rows:
+ *
+ *     w <- Proj_R( (1 - eta_t lambda) w - (eta_t / b) sum_{i in B} slope_i x_i )
+ *
+ * The sum is divided by b even when the last batch of a pass is shorter, the regulariser stays outside the average,
+ * and a batch never reaches over the end of a pass: the sensitivity proof (bismarck_dp/sensitivity.py) needs all three.
+ * After each pass the partitions' models are averaged with weights m_p / m.
+ */
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef enum Averaging { AVERAGE_NONE, AVERAGE_ALL, AVERAGE_SUFFIX } Averaging;
+
+typedef struct Sgd {
+    int32_t d;
+    int32_t loss;       /* index of the loss */
+    int32_t average;    /* Averaging */
+    int32_t track;      /* add up the loss, for stopping by tolerance (never in a private run) */
+    int64_t n;          /* rows in the table */
+    int64_t batch_size; /* b */
+    int32_t parts;
+    int32_t part;
+    int32_t passes; /* planned */
+    int32_t pass;   /* completed */
+    double lambda, radius, loss_param;
+    DpStep step;
+
+    int64_t rows;     /* of this partition */
+    int64_t seen;     /* of them, in this pass */
+    int64_t in_batch; /* rows in the open batch */
+    int64_t t;        /* updates of this partition, over all passes */
+    double loss_sum;
+
+    double vectors[]; /* w, the batch's gradient, the pass's sum of iterates, the average: d each */
+} Sgd;
+
+#define WEIGHTS(s) ((s)->vectors)
+#define GRADIENT(s) ((s)->vectors + (s)->d)
+#define PASS_SUM(s) ((s)->vectors + 2 * (size_t)(s)->d)
+#define AVERAGE(s) ((s)->vectors + 3 * (size_t)(s)->d)
+
+static size_t
+sgd_size(int d)
+{
+    return sizeof(Sgd) + 4 * (size_t)d * sizeof(double);
+}
+
+static int
+index_of(const char *word, const char *const *words, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(word, words[i]) == 0)
+            return i;
+    return -1;
+}
+
+static const char *
+sgd_start(void *body, int d, const DpParams *p)
+{
+    static const char *const averages[] = {"none", "all", "suffix"};
+    static const char *const rules[] = {"constant", "decreasing", "sqrt", "strongly-convex"};
+    Sgd *s = body;
+    const DpLoss *loss = dp_loss_named(p->word(p->host, "loss"));
+
+    memset(s, 0, sgd_size(d));
+    if (loss == NULL)
+        return "loss";
+    s->d = d;
+    s->loss = dp_loss_index(loss);
+    s->average = index_of(p->word(p->host, "average"), averages, 3);
+    s->track = p->number(p->host, "track") != 0;
+    s->n = (int64_t)p->number(p->host, "n");
+    s->batch_size = (int64_t)p->number(p->host, "batch_size");
+    s->parts = (int32_t)p->number(p->host, "workers");
+    s->passes = (int32_t)p->number(p->host, "epochs");
+    s->lambda = p->number(p->host, "lambda");
+    s->radius = p->number(p->host, "radius");
+    s->loss_param = p->number(p->host, "loss_param");
+    s->step.rule = index_of(p->word(p->host, "step"), rules, 4);
+    s->step.eta = p->number(p->host, "eta");
+    s->step.beta = p->number(p->host, "beta");
+    s->step.gamma = p->number(p->host, "gamma");
+    s->step.offset = p->number(p->host, "offset");
+    if (s->average < 0)
+        return "average";
+    if (s->step.rule < 0)
+        return "step";
+    if (s->batch_size < 1 || s->parts < 1 || s->parts > s->n || s->passes < 1)
+        return "batch_size, workers or epochs";
+    return NULL;
+}
+
+double
+dp_step(const DpStep *step, int64_t t)
+{
+    switch (step->rule) {
+    case DP_STEP_DECREASING:
+        return 2.0 / (step->beta * ((double)t + step->offset));
+    case DP_STEP_SQRT:
+        return 2.0 / (step->beta * (sqrt((double)t) + step->offset));
+    case DP_STEP_STRONGLY_CONVEX:
+        return fmin(1.0 / step->beta, 1.0 / (step->gamma * (double)t));
+    default:
+        return step->eta;
+    }
+}
+
+/* Row shares differ by at most one and depend on nothing but the counts. */
+static int64_t
+rows_of_part(const Sgd *s, int part)
+{
+    return s->n / s->parts + (part < s->n % s->parts);
+}
+
+static int64_t
+updates_per_pass(const Sgd *s)
+{
+    return (s->rows + s->batch_size - 1) / s->batch_size;
+}
+
+static void
+sgd_begin_pass(void *body, int part)
+{
+    Sgd *s = body;
+
+    s->part = part;
+    s->rows = rows_of_part(s, part);
+    s->t = s->pass * updates_per_pass(s);
+    s->seen = 0;
+    s->in_batch = 0;
+    s->loss_sum = 0.0;
+    memset(GRADIENT(s), 0, 2 * (size_t)s->d * sizeof(double)); /* and the pass's sum behind it */
+}
+
+/* With a tolerance the last pass is not known beforehand, so every pass keeps its sum. */
+static bool
+averages_this_pass(const Sgd *s)
+{
+    return s->average == AVERAGE_ALL || (s->average == AVERAGE_SUFFIX && (s->track || s->pass == s->passes - 1));
+}
+
+DP_VECTORISED static void
+descend(double *w, double *g, double shrink, double rate, int d)
+{
+    for (int j = 0; j < d; j++) {
+        w[j] = shrink * w[j] - rate * g[j];
+        g[j] = 0.0;
+    }
+}
+
+DP_VECTORISED static void
+add(double *a, const double *b, double factor, int d)
+{
+    for (int j = 0; j < d; j++)
+        a[j] += factor * b[j];
+}
+
+DP_VECTORISED static void
+scale(double *a, double factor, int d)
+{
+    for (int j = 0; j < d; j++)
+        a[j] *= factor;
+}
+
+/* Onto the ball, never onto the sphere: a point inside stays where it is. */
+static void
+project(double *w, double radius, int d)
+{
+    double norm = dp_norm(w, d);
+
+    if (norm > radius)
+        scale(w, radius / norm, d);
+}
+
+static void
+update(Sgd *s)
+{
+    double eta = dp_step(&s->step, ++s->t);
+    double *w = WEIGHTS(s);
+
+    descend(w, GRADIENT(s), 1.0 - eta * s->lambda, eta / (double)s->batch_size, s->d);
+    if (isfinite(s->radius))
+        project(w, s->radius, s->d);
+    if (averages_this_pass(s))
+        add(PASS_SUM(s), w, 1.0, s->d);
+    s->in_batch = 0;
+}
+
+static bool
+sgd_fold(void *body, const float *rows, int n)
+{
+    Sgd *s = body;
+    const DpLoss *loss = dp_loss_at(s->loss);
+    int d = s->d;
+
+    if (s->seen + n > s->rows)
+        return false;
+    for (int i = 0; i < n; i++, rows += d + 1) {
+        double y = (double)rows[0];
+        double z = dp_dot(WEIGHTS(s), rows + 1, d);
+
+        if (s->track)
+            s->loss_sum += loss->value(z, y, s->loss_param);
+        dp_axpy(GRADIENT(s), loss->slope(z, y, s->loss_param), rows + 1, d);
+        s->seen++;
+        if (++s->in_batch == s->batch_size || s->seen == s->rows)
+            update(s);
+    }
+    return true;
+}
+
+static bool
+sgd_complete(const void *body)
+{
+    const Sgd *s = body;
+
+    return s->seen == s->rows;
+}
+
+static void
+sgd_weigh(void *body)
+{
+    Sgd *s = body;
+    double share = (double)s->rows / (double)s->n;
+
+    scale(WEIGHTS(s), share, s->d);
+    scale(PASS_SUM(s), share / (double)updates_per_pass(s), s->d);
+}
+
+static void
+sgd_merge(void *body, const void *other)
+{
+    Sgd *s = body;
+    const Sgd *o = other;
+    double share = (double)o->rows / (double)o->n;
+
+    add(WEIGHTS(s), WEIGHTS(o), share, s->d);
+    add(PASS_SUM(s), PASS_SUM(o), share / (double)updates_per_pass(o), s->d);
+    s->loss_sum += o->loss_sum;
+}
+
+static void
+sgd_end_pass(void *body)
+{
+    Sgd *s = body;
+
+    if (s->average == AVERAGE_SUFFIX)
+        memcpy(AVERAGE(s), PASS_SUM(s), (size_t)s->d * sizeof(double));
+    else
+        add(AVERAGE(s), PASS_SUM(s), 1.0, s->d);
+    s->pass++;
+}
+
+static double
+sgd_objective(const void *body)
+{
+    const Sgd *s = body;
+    double norm = dp_norm(WEIGHTS(s), s->d);
+
+    return s->loss_sum / (double)s->n + 0.5 * s->lambda * norm * norm;
+}
+
+static void
+sgd_output(const void *body, double *w)
+{
+    const Sgd *s = body;
+
+    memcpy(w, s->average == AVERAGE_NONE ? WEIGHTS(s) : AVERAGE(s), (size_t)s->d * sizeof(double));
+    if (s->average == AVERAGE_ALL)
+        scale(w, 1.0 / (double)s->pass, s->d);
+}
+
+static int
+sgd_passes(const void *body)
+{
+    return ((const Sgd *)body)->pass;
+}
+
+const DpSolver dp_sgd = {
+    "sgd",     sgd_size,  sgd_start,    sgd_begin_pass, sgd_fold,   sgd_complete,
+    sgd_merge, sgd_weigh, sgd_end_pass, sgd_objective,  sgd_output, sgd_passes,
+};

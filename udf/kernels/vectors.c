@@ -1,0 +1,125 @@
+/*
+ * vectors.c: dot products, sums and row clipping.
+ *
+ * Rows are float4, weights float8. Sums run in eight lanes that are added at the end: the compiler can vectorise that
+ * without reordering anything, and bismarck_dp/solvers.py counts its rounding error (d/8 additions in a chain).
+ */
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES 8
+
+static inline double
+sum_lanes(const double lane[LANES])
+{
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+DP_VECTORISED double
+dp_dot(const double *w, const float *x, int d)
+{
+    double lane[LANES] = {0};
+    double rest = 0.0;
+    int j = 0;
+
+    for (; j + LANES <= d; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += w[j + l] * (double)x[j + l];
+    for (; j < d; j++)
+        rest += w[j] * (double)x[j];
+    return sum_lanes(lane) + rest;
+}
+
+DP_VECTORISED void
+dp_axpy(double *g, double a, const float *x, int d)
+{
+    for (int j = 0; j < d; j++)
+        g[j] += a * (double)x[j];
+}
+
+DP_VECTORISED double
+dp_norm(const double *w, int d)
+{
+    double lane[LANES] = {0};
+    double rest = 0.0;
+    int j = 0;
+
+    for (; j + LANES <= d; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += w[j + l] * w[j + l];
+    for (; j < d; j++)
+        rest += w[j] * w[j];
+    return sqrt(sum_lanes(lane) + rest);
+}
+
+static double
+largest_entry(const double *x, int d, double constant)
+{
+    double largest = constant;
+
+    for (int j = 0; j < d; j++)
+        largest = fmax(largest, fabs(x[j]));
+    return largest;
+}
+
+/* The norm of (x, constant) in units of `unit`, which keeps the squares of huge and tiny entries finite. */
+static double
+norm_in_units(const double *x, int d, double constant, double unit)
+{
+    double sum = (constant / unit) * (constant / unit);
+
+    for (int j = 0; j < d; j++)
+        sum += (x[j] / unit) * (x[j] / unit);
+    return sqrt(sum);
+}
+
+/* x - x is zero for finite x and NaN otherwise, so one sum tests all entries without a branch each. */
+static bool
+all_finite(const double *x, int d)
+{
+    double odd = 0.0;
+
+    for (int j = 0; j < d; j++)
+        odd += x[j] - x[j];
+    return odd == 0.0;
+}
+
+/* To float4, never away from zero: rounding must not lift a row above its bound. */
+static inline float
+toward_zero(double v)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } f = {(float)v};
+
+    f.bits -= fabs((double)f.value) > fabs(v);
+    return f.value;
+}
+
+bool
+dp_clip_row(const double *x, int d, bool intercept, double bound, float *out)
+{
+    double constant = intercept ? 1.0 : 0.0;
+    double unit = 1.0, norm, scale;
+
+    if (!all_finite(x, d)) {
+        memset(out, 0, (size_t)(d + intercept) * sizeof(float));
+        return false;
+    }
+    norm = dp_norm(x, d);
+    norm = sqrt(norm * norm + constant);
+    if (norm < 1e-150 || norm > 1e150) {
+        unit = largest_entry(x, d, constant);
+        unit = unit > 0.0 ? unit : 1.0;
+        norm = norm_in_units(x, d, constant, unit);
+    }
+    scale = norm <= bound / unit ? unit : bound / norm;
+    for (int j = 0; j < d; j++)
+        out[j] = toward_zero(x[j] / unit * scale);
+    if (intercept)
+        out[d] = toward_zero(constant / unit * scale);
+    return true;
+}

@@ -1,0 +1,337 @@
+/*
+ * pack.c: one pass over the source makes shuffled, clipped, packed blocks.
+ *
+ * A packed row is its label and its features as float4, the label first. A row with a NULL, a NaN, an infinite value,
+ * another length or a label that is no label becomes a row of zeros: it has no gradient, and it keeps its slot, so that
+ * no other row's batch depends on it. Features are scaled down to the feature bound here, never assumed to obey it.
+ * Rows go to the target tables in order, the first rows_of_part(0) to the first, and so on: who gets which row depends
+ * on the row count and the permutation alone. Narrow rows fill one heap page per block; wide rows are stored out of line.
+ */
+#include "shuffle.h"
+
+#include <math.h>
+
+#include "access/detoast.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+PG_FUNCTION_INFO_V1(dp_block_in);
+PG_FUNCTION_INFO_V1(dp_block_out);
+PG_FUNCTION_INFO_V1(dp_pack);
+PG_FUNCTION_INFO_V1(dp_repack);
+
+#define WIDE_BLOCK_BYTES ((Size)128 * 1024)
+#define PAGE_BLOCK_BYTES (MaxHeapTupleSize - MAXALIGN(SizeofHeapTupleHeader) - sizeof(int32) - VARHDRSZ)
+
+/* ---- the block type: like the state, it prints a summary and cannot be typed in ---- */
+
+Datum
+dp_block_in(PG_FUNCTION_ARGS)
+{
+    ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED), errmsg("a packed block cannot be typed in")));
+    PG_RETURN_NULL();
+}
+
+Datum
+dp_block_out(PG_FUNCTION_ARGS)
+{
+    PG_RETURN_CSTRING(psprintf("%zu bytes", toast_raw_datum_size(PG_GETARG_DATUM(0)) - VARHDRSZ));
+}
+
+/* ---- writing blocks ---- */
+
+typedef struct Writer {
+    Oid *targets;
+    int parts;
+    int part;        /* being written */
+    int64 n;         /* rows in all */
+    int64 part_left; /* rows the part still takes */
+    Relation relation;
+    BulkInsertState bulk;
+    Size row_bytes;
+    int room; /* rows per block */
+    int held; /* rows in the open block */
+    int32 block;
+    struct varlena *rows;
+} Writer;
+
+static void
+open_part(Writer *w)
+{
+    w->relation = table_open(w->targets[w->part], RowExclusiveLock);
+    w->bulk = GetBulkInsertState();
+    w->part_left = w->n / w->parts + (w->part < w->n % w->parts);
+    w->block = 0;
+}
+
+static void
+close_part(Writer *w)
+{
+    FreeBulkInsertState(w->bulk);
+    table_close(w->relation, NoLock);
+}
+
+static void
+start_writer(Writer *w, Oid *targets, int parts, int64 n, Size row_bytes)
+{
+    Size bytes = row_bytes <= PAGE_BLOCK_BYTES ? PAGE_BLOCK_BYTES : WIDE_BLOCK_BYTES;
+
+    *w = (Writer){.targets = targets, .parts = parts, .n = n, .row_bytes = row_bytes};
+    w->room = Max(1, (int)(bytes / row_bytes));
+    w->rows = palloc(VARHDRSZ + w->room * row_bytes);
+    open_part(w);
+}
+
+static void
+write_block(Writer *w)
+{
+    Datum values[2] = {Int32GetDatum(w->block++), PointerGetDatum(w->rows)};
+    bool nulls[2] = {false, false};
+    HeapTuple tuple;
+
+    SET_VARSIZE(w->rows, VARHDRSZ + w->held * w->row_bytes);
+    tuple = heap_form_tuple(RelationGetDescr(w->relation), values, nulls);
+    heap_insert(w->relation, tuple, GetCurrentCommandId(true), TABLE_INSERT_SKIP_FSM, w->bulk);
+    heap_freetuple(tuple);
+    w->held = 0;
+}
+
+static void
+write_row(const char *row, void *arg)
+{
+    Writer *w = arg;
+
+    memcpy(VARDATA(w->rows) + w->held++ * w->row_bytes, row, w->row_bytes);
+    if (--w->part_left == 0) {
+        write_block(w);
+        close_part(w);
+        if (++w->part < w->parts)
+            open_part(w);
+    } else if (w->held == w->room)
+        write_block(w);
+}
+
+/* ---- reading rows ---- */
+
+typedef struct Packer {
+    const DpSource *source;
+    int d;
+    bool intercept;
+    double feature_bound;
+    bool regression;
+    double label_bound, negative, positive;
+    double *x;  /* room for the features of one row */
+    float *row; /* the packed row */
+    int64 n;
+    MemoryContext per_row;
+    DpShuffle *shuffle;
+} Packer;
+
+/* The label in the kernels' coding, or NAN. */
+static double
+label_of(const Packer *p, double y)
+{
+    if (p->regression)
+        return isfinite(y) ? fmax(-p->label_bound, fmin(p->label_bound, y)) : NAN;
+    return y == p->positive ? 1.0 : y == p->negative ? -1.0 : NAN;
+}
+
+static bool
+copy_elements(const Packer *p, ArrayType *array)
+{
+    DpNumberType type = p->source->types[0];
+    int16 length;
+    bool by_value;
+    char align;
+    Datum *values;
+    int n;
+
+    get_typlenbyvalalign(ARR_ELEMTYPE(array), &length, &by_value, &align);
+    deconstruct_array(array, ARR_ELEMTYPE(array), length, by_value, align, &values, NULL, &n);
+    for (int j = 0; j < n; j++)
+        p->x[j] = dp_to_double(values[j], type);
+    return true;
+}
+
+static bool
+features_of_array(const Packer *p, Datum datum)
+{
+    ArrayType *array = DatumGetArrayTypeP(datum);
+
+    if (ARR_NDIM(array) != 1 || ARR_DIMS(array)[0] != p->d || array_contains_nulls(array))
+        return false;
+    if (p->source->types[0] == DP_FLOAT8)
+        memcpy(p->x, ARR_DATA_PTR(array), sizeof(double) * p->d);
+    else if (p->source->types[0] == DP_FLOAT4)
+        for (int j = 0; j < p->d; j++)
+            p->x[j] = ((float *)ARR_DATA_PTR(array))[j];
+    else
+        return copy_elements(p, array);
+    return true;
+}
+
+static bool
+features_of_columns(const Packer *p, TupleTableSlot *slot)
+{
+    for (int j = 0; j < p->d; j++) {
+        if (slot->tts_isnull[j + 1])
+            return false;
+        p->x[j] = dp_to_double(slot->tts_values[j + 1], p->source->types[j]);
+    }
+    return true;
+}
+
+static bool
+read_features(const Packer *p, TupleTableSlot *slot)
+{
+    if (p->source->is_array)
+        return !slot->tts_isnull[1] && features_of_array(p, slot->tts_values[1]);
+    return features_of_columns(p, slot);
+}
+
+static bool
+pack_row(TupleTableSlot *slot, void *arg)
+{
+    Packer *p = arg;
+    MemoryContext old = MemoryContextSwitchTo(p->per_row);
+    double y = slot->tts_isnull[0] ? NAN : label_of(p, dp_to_double(slot->tts_values[0], p->source->label_type));
+
+    if (isnan(y) || !read_features(p, slot) || !dp_clip_row(p->x, p->d, p->intercept, p->feature_bound, p->row + 1))
+        memset(p->row, 0, sizeof(float) * (p->d + p->intercept + 1));
+    else
+        p->row[0] = (float)y;
+    MemoryContextSwitchTo(old);
+    MemoryContextReset(p->per_row);
+    dp_shuffle_add(p->shuffle, (char *)p->row);
+    p->n++;
+    return true;
+}
+
+static Oid *
+oids_of(ArrayType *array, int *n)
+{
+    Datum *values;
+    Oid *oids;
+
+    deconstruct_array(array, REGCLASSOID, sizeof(Oid), true, TYPALIGN_INT, &values, NULL, n);
+    oids = palloc(sizeof(Oid) * *n);
+    for (int i = 0; i < *n; i++)
+        oids[i] = DatumGetObjectId(values[i]);
+    return oids;
+}
+
+static Packer
+packer(const DpSource *source, Jsonb *params)
+{
+    Packer p = {.source = source, .d = (int)dp_number(params, "d")};
+
+    p.intercept = dp_number(params, "fit_intercept") != 0;
+    p.feature_bound = dp_number(params, "feature_bound");
+    p.regression = dp_has(params, "label_bound");
+    if (p.regression)
+        p.label_bound = dp_number(params, "label_bound");
+    else {
+        p.negative = dp_number(params, "negative");
+        p.positive = dp_number(params, "positive");
+    }
+    p.x = palloc(sizeof(double) * p.d);
+    p.row = palloc0(sizeof(float) * (p.d + 2));
+    p.per_row = AllocSetContextCreate(CurrentMemoryContext, "row", ALLOCSET_DEFAULT_SIZES);
+    return p;
+}
+
+static Size
+allowed_memory(void)
+{
+    return (Size)maintenance_work_mem * 1024;
+}
+
+static void
+write_all(DpShuffle *shuffle, int64 n, Size row_bytes, ArrayType *targets)
+{
+    int parts;
+    Oid *oids = oids_of(targets, &parts);
+    Writer writer;
+
+    if (n < parts)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("there are fewer rows than workers")));
+    start_writer(&writer, oids, parts, n, row_bytes);
+    dp_shuffle_emit(shuffle, write_row, &writer);
+    CommandCounterIncrement();
+}
+
+/* pack(source, label, features, targets, params): the number of rows packed. */
+Datum
+dp_pack(PG_FUNCTION_ARGS)
+{
+    DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
+    Jsonb *params = PG_GETARG_JSONB_P(4);
+    Packer p = packer(source, params);
+    Size row_bytes = sizeof(float) * (p.d + p.intercept + 1);
+    DpRandom random;
+
+    if (!source->is_array && list_length(source->features) != p.d)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
+    dp_random_from(&random, params, DP_STREAM_ORDER);
+    p.shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
+    dp_read_as_caller(dp_source_query(source, true, true), pack_row, &p);
+    write_all(p.shuffle, p.n, row_bytes, PG_GETARG_ARRAYTYPE_P(3));
+    PG_RETURN_INT64(p.n);
+}
+
+/* ---- a fresh permutation of what is packed already ---- */
+
+static int64
+add_blocks(Oid table, DpShuffle *shuffle, Size row_bytes)
+{
+    Relation relation = table_open(table, AccessShareLock);
+    TableScanDesc scan = table_beginscan(relation, GetActiveSnapshot(), 0, NULL);
+    HeapTuple tuple;
+    int64 n = 0;
+
+    while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL) {
+        bool isnull;
+        Datum datum = heap_getattr(tuple, 2, RelationGetDescr(relation), &isnull);
+        struct varlena *rows = PG_DETOAST_DATUM(datum);
+
+        CHECK_FOR_INTERRUPTS();
+        for (Size at = 0; at < VARSIZE(rows) - VARHDRSZ; at += row_bytes, n++)
+            dp_shuffle_add(shuffle, VARDATA(rows) + at);
+        if ((Pointer)rows != DatumGetPointer(datum))
+            pfree(rows);
+    }
+    table_endscan(scan);
+    table_close(relation, NoLock);
+    return n;
+}
+
+/* repack(sources, targets, params): the number of rows; params has d, n, fit_intercept and the pass. */
+Datum
+dp_repack(PG_FUNCTION_ARGS)
+{
+    Jsonb *params = PG_GETARG_JSONB_P(2);
+    Size row_bytes = sizeof(float) * (Size)(dp_number(params, "d") + dp_number(params, "fit_intercept") + 1);
+    int parts;
+    Oid *sources = oids_of(PG_GETARG_ARRAYTYPE_P(0), &parts);
+    DpShuffle *shuffle;
+    DpRandom random;
+    int64 n = 0;
+
+    dp_random_from(&random, params, DP_STREAM_ORDER + (uint64_t)dp_number(params, "pass"));
+    shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
+    for (int i = 0; i < parts; i++)
+        n += add_blocks(sources[i], shuffle, row_bytes);
+    write_all(shuffle, n, row_bytes, PG_GETARG_ARRAYTYPE_P(1));
+    PG_RETURN_INT64(n);
+}

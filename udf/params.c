@@ -1,0 +1,102 @@
+/*
+ * params.c: parameters travel as one jsonb from the plan to the kernels, under the words users know.
+ *
+ * "inf" stands for infinity, which JSON cannot write as a number.
+ */
+#include "bismarck_dp.h"
+
+#include <math.h>
+
+#include "utils/builtins.h"
+#include "utils/numeric.h"
+#include "miscadmin.h"
+
+static JsonbValue *
+find(Jsonb *params, const char *key)
+{
+    JsonbValue name;
+
+    name.type = jbvString;
+    name.val.string.val = (char *)key;
+    name.val.string.len = (int)strlen(key);
+    return findJsonbValueFromContainer(&params->root, JB_FOBJECT, &name);
+}
+
+static JsonbValue *
+find_or_fail(Jsonb *params, const char *key)
+{
+    JsonbValue *value = find(params, key);
+
+    if (value == NULL)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" is missing", key)));
+    return value;
+}
+
+bool
+dp_has(Jsonb *params, const char *key)
+{
+    JsonbValue *value = find(params, key);
+
+    return value != NULL && value->type != jbvNull;
+}
+
+double
+dp_number(Jsonb *params, const char *key)
+{
+    JsonbValue *value = find_or_fail(params, key);
+
+    if (value->type == jbvNumeric)
+        return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value->val.numeric)));
+    if (value->type == jbvBool)
+        return value->val.boolean ? 1.0 : 0.0;
+    if (value->type == jbvString && value->val.string.len == 3 && memcmp(value->val.string.val, "inf", 3) == 0)
+        return INFINITY;
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" is not a number", key)));
+    return 0.0;
+}
+
+char *
+dp_word(Jsonb *params, const char *key)
+{
+    JsonbValue *value = find_or_fail(params, key);
+
+    if (value->type != jbvString)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" is not a word", key)));
+    return pnstrdup(value->val.string.val, value->val.string.len);
+}
+
+static double
+host_number(const void *host, const char *key)
+{
+    return dp_number((Jsonb *)host, key);
+}
+
+static const char *
+host_word(const void *host, const char *key)
+{
+    return dp_word((Jsonb *)host, key);
+}
+
+DpParams
+dp_params(Jsonb *params)
+{
+    return (DpParams){host_number, host_word, params};
+}
+
+/*
+ * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says so.
+ */
+void
+dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream)
+{
+    uint8_t key[DP_KEY_BYTES] = {0};
+
+    if (dp_has(params, "seed")) {
+        int64 seed = (int64)dp_number(params, "seed");
+
+        memcpy(key, &seed, sizeof(seed));
+    } else if (!pg_strong_random(key, sizeof(key)))
+        ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the operating system gave no random numbers")));
+    dp_random_start(random, key, stream);
+    explicit_bzero(key, sizeof(key));
+}

@@ -1,0 +1,103 @@
+/*
+ * release.c: the only way out. release(run, noise) adds noise beside the weights and returns them.
+ *
+ * A state that was begun as private leaves through a mechanism or not at all.
+ */
+#include "bismarck_dp.h"
+
+#include <math.h>
+
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+
+PG_FUNCTION_INFO_V1(dp_release);
+
+static void
+invalid_noise(const char *what)
+{
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("noise: %s", what)));
+}
+
+/* The grid must be a power of two, so that dividing and multiplying by it is exact. */
+static double
+grid_of(Jsonb *noise)
+{
+    double grid = dp_number(noise, "grid");
+    int exponent;
+
+    if (!(grid > 0) || frexp(grid, &exponent) != 0.5)
+        invalid_noise("the grid is not a power of two");
+    return grid;
+}
+
+static void
+add_gaussian(Jsonb *noise, DpRandom *random, double *w, int d)
+{
+    double grid = grid_of(noise);
+    double steps = dp_number(noise, "scale") / grid;
+
+    if (steps < 1 || steps > 0x1p20 || steps != floor(steps))
+        invalid_noise("the scale is not a whole number of grid steps between 1 and 2^20");
+    dp_release_gaussian(random, grid, (uint64_t)steps, w, d);
+}
+
+static void
+add_knorm(Jsonb *noise, DpRandom *random, double *w, int d)
+{
+    double grid = grid_of(noise);
+    double scale = dp_number(noise, "scale");
+    double *room = palloc(sizeof(double) * d);
+
+    if (!(scale >= grid) || !isfinite(scale))
+        invalid_noise("the scale is below the grid");
+    dp_release_knorm(random, grid, scale, w, room, d);
+    pfree(room);
+}
+
+static void
+add_noise(const DpState *state, Jsonb *noise, double *w)
+{
+    char *mechanism = dp_word(noise, "mechanism");
+    DpRandom random;
+
+    if (strcmp(mechanism, "none") == 0) {
+        if (state->flags & DP_STATE_PRIVATE)
+            ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run is released with noise")));
+        return;
+    }
+    dp_random_from(&random, noise, DP_STREAM_NOISE);
+    if (strcmp(mechanism, "gaussian") == 0)
+        add_gaussian(noise, &random, w, state->d);
+    else if (strcmp(mechanism, "l2-laplace") == 0)
+        add_knorm(noise, &random, w, state->d);
+    else
+        invalid_noise("no such mechanism");
+    explicit_bzero(&random, sizeof(random));
+}
+
+static ArrayType *
+float8_array(const double *values, int n)
+{
+    Size size = ARR_OVERHEAD_NONULLS(1) + sizeof(double) * n;
+    ArrayType *array = palloc0(size);
+
+    SET_VARSIZE(array, size);
+    array->ndim = 1;
+    array->elemtype = FLOAT8OID;
+    ARR_DIMS(array)[0] = n;
+    ARR_LBOUND(array)[0] = 1;
+    memcpy(ARR_DATA_PTR(array), values, sizeof(double) * n);
+    return array;
+}
+
+Datum
+dp_release(PG_FUNCTION_ARGS)
+{
+    DpState *state = dp_state_of_run(PG_GETARG_INT64(0));
+    double *w = palloc(sizeof(double) * state->d);
+
+    dp_state_solver(state)->output(state->body, w);
+    add_noise(state, PG_GETARG_JSONB_P(1), w);
+    PG_RETURN_ARRAYTYPE_P(float8_array(w, state->d));
+}

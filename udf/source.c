@@ -1,0 +1,374 @@
+/*
+ * source.c: the table or view with one row per example, read with the caller's rights and nobody else's.
+ *
+ * The query names columns and nothing more: no operator, cast or function of ours that a search_path could replace.
+ * Values become doubles here, in C, without an error whatever they are: what is too large becomes infinite, and the
+ * caller of this file treats infinite like NULL.
+ */
+#include "bismarck_dp.h"
+
+#include <math.h>
+
+#include "access/htup_details.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "tcop/dest.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/numeric.h"
+#include "utils/snapmgr.h"
+
+PG_FUNCTION_INFO_V1(dp_describe);
+
+/* ---- which columns, of which types ---- */
+
+static DpNumberType
+number_type(Oid type)
+{
+    switch (getBaseType(type)) {
+    case BOOLOID:
+        return DP_BOOL;
+    case INT2OID:
+        return DP_INT2;
+    case INT4OID:
+        return DP_INT4;
+    case INT8OID:
+        return DP_INT8;
+    case FLOAT4OID:
+        return DP_FLOAT4;
+    case FLOAT8OID:
+        return DP_FLOAT8;
+    case NUMERICOID:
+        return DP_NUMERIC;
+    default:
+        return DP_NOT_A_NUMBER;
+    }
+}
+
+static Oid
+column_type(Oid relation, const char *column)
+{
+    AttrNumber number = get_attnum(relation, column);
+
+    if (number == InvalidAttrNumber || number < 0)
+        ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN), errmsg("column \"%s\" of \"%s\" does not exist", column,
+                                                                  get_rel_name(relation))));
+    return get_atttype(relation, number);
+}
+
+static void
+wrong_type(const char *column, Oid type, const char *wanted)
+{
+    ereport(ERROR, (errcode(ERRCODE_DATATYPE_MISMATCH),
+                    errmsg("column \"%s\" has type %s, which is not %s", column, format_type_be(type), wanted)));
+}
+
+static void
+check_relation(Oid relation)
+{
+    char kind = get_rel_relkind(relation);
+
+    if (kind == '\0')
+        ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("the source table does not exist")));
+    if (kind != RELKIND_RELATION && kind != RELKIND_VIEW && kind != RELKIND_MATVIEW &&
+        kind != RELKIND_PARTITIONED_TABLE && kind != RELKIND_FOREIGN_TABLE)
+        ereport(ERROR,
+                (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a table or view", get_rel_name(relation))));
+}
+
+static List *
+names_of(ArrayType *array)
+{
+    Datum *values;
+    bool *nulls;
+    int n;
+    List *names = NIL;
+
+    deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+    for (int i = 0; i < n; i++) {
+        if (nulls[i])
+            ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("a feature column has no name")));
+        names = lappend(names, TextDatumGetCString(values[i]));
+    }
+    if (names == NIL)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("no feature columns are named"),
+                        errhint("Name one array column or several numeric columns.")));
+    return names;
+}
+
+static void
+resolve_features(DpSource *source)
+{
+    const char *first = linitial(source->features);
+    Oid type = column_type(source->relation, first);
+    Oid element = get_element_type(getBaseType(type));
+    int i = 0;
+    ListCell *cell;
+
+    source->types = palloc(sizeof(DpNumberType) * list_length(source->features));
+    source->is_array = OidIsValid(element) && list_length(source->features) == 1;
+    if (source->is_array) {
+        source->types[0] = number_type(element);
+        if (source->types[0] == DP_NOT_A_NUMBER)
+            wrong_type(first, type, "an array of numbers");
+        return;
+    }
+    foreach (cell, source->features) {
+        const char *name = lfirst(cell);
+
+        type = column_type(source->relation, name);
+        source->types[i] = number_type(type);
+        if (source->types[i++] == DP_NOT_A_NUMBER)
+            wrong_type(name, type, "a number (several feature columns must all be numbers; an array column stands alone)");
+    }
+}
+
+DpSource *
+dp_source(Oid relation, text *label, ArrayType *features)
+{
+    DpSource *source = palloc0(sizeof(DpSource));
+    Oid type;
+
+    check_relation(relation);
+    source->relation = relation;
+    source->label = text_to_cstring(label);
+    source->features = names_of(features);
+    type = column_type(relation, source->label);
+    source->label_type = number_type(type);
+    if (source->label_type == DP_NOT_A_NUMBER)
+        wrong_type(source->label, type, "a number or boolean");
+    resolve_features(source);
+    return source;
+}
+
+char *
+dp_source_query(const DpSource *source, bool label, bool features)
+{
+    StringInfoData query;
+    const char *comma = "";
+    ListCell *cell;
+
+    initStringInfo(&query);
+    appendStringInfoString(&query, "SELECT ");
+    if (label) {
+        appendStringInfoString(&query, quote_identifier(source->label));
+        comma = ", ";
+    }
+    if (features)
+        foreach (cell, source->features) {
+            appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
+            comma = ", ";
+        }
+    appendStringInfo(&query, " FROM %s",
+                     quote_qualified_identifier(get_namespace_name(get_rel_namespace(source->relation)),
+                                                get_rel_name(source->relation)));
+    return query.data;
+}
+
+double
+dp_to_double(Datum value, DpNumberType type)
+{
+    switch (type) {
+    case DP_BOOL:
+        return DatumGetBool(value) ? 1.0 : 0.0;
+    case DP_INT2:
+        return DatumGetInt16(value);
+    case DP_INT4:
+        return DatumGetInt32(value);
+    case DP_INT8:
+        return (double)DatumGetInt64(value);
+    case DP_FLOAT4:
+        return DatumGetFloat4(value);
+    case DP_FLOAT8:
+        return DatumGetFloat8(value);
+    case DP_NUMERIC:
+        return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, value));
+    case DP_NOT_A_NUMBER:
+        break;
+    }
+    return NAN;
+}
+
+/* ---- running the query as the caller ---- */
+
+typedef struct Receiver {
+    DestReceiver dest;
+    DpReceive receive;
+    void *arg;
+} Receiver;
+
+static bool
+receive_slot(TupleTableSlot *slot, DestReceiver *self)
+{
+    Receiver *receiver = (Receiver *)self;
+
+    CHECK_FOR_INTERRUPTS();
+    slot_getallattrs(slot);
+    return receiver->receive(slot, receiver->arg);
+}
+
+static void
+receiver_startup(DestReceiver *self, int operation, TupleDesc type)
+{
+    (void)self;
+    (void)operation;
+    (void)type;
+}
+
+static void
+receiver_end(DestReceiver *self)
+{
+    (void)self;
+}
+
+static PlannedStmt *
+plan_query(const char *query)
+{
+    RawStmt *raw = linitial_node(RawStmt, pg_parse_query(query));
+    List *rewritten;
+
+#if PG_VERSION_NUM >= 150000
+    rewritten = pg_analyze_and_rewrite_fixedparams(raw, query, NULL, 0, NULL);
+#else
+    rewritten = pg_analyze_and_rewrite(raw, query, NULL, 0, NULL);
+#endif
+    return pg_plan_query(linitial_node(Query, rewritten), query, 0, NULL);
+}
+
+static void
+run_query(const char *query, Receiver *receiver)
+{
+    QueryDesc *desc;
+
+    PushCopiedSnapshot(GetActiveSnapshot());
+    UpdateActiveSnapshotCommandId();
+    desc = CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL,
+                           0);
+    ExecutorStart(desc, 0);
+#if PG_VERSION_NUM >= 180000
+    ExecutorRun(desc, ForwardScanDirection, 0);
+#else
+    ExecutorRun(desc, ForwardScanDirection, 0, true);
+#endif
+    ExecutorFinish(desc);
+    ExecutorEnd(desc);
+    FreeQueryDesc(desc);
+    PopActiveSnapshot();
+}
+
+/* A scan from the table's start, so that a seeded test sees one order; nothing is compiled for one pass. */
+static void
+set_scan_options(void)
+{
+    if (dp_caller_search_path() != NULL)
+        dp_set_option("search_path", dp_caller_search_path());
+    dp_set_option("synchronize_seqscans", "off");
+    dp_set_option("jit", "off");
+}
+
+void
+dp_read_as_caller(const char *query, DpReceive receive, void *arg)
+{
+    Receiver receiver = {
+        .dest = {receive_slot, receiver_startup, receiver_end, receiver_end, DestNone}, .receive = receive, .arg = arg};
+    int options = NewGUCNestLevel();
+    Oid role;
+    int context;
+
+    GetUserIdAndSecContext(&role, &context);
+    SetUserIdAndSecContext(dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
+    set_scan_options();
+    run_query(query, &receiver);
+    SetUserIdAndSecContext(role, context);
+    AtEOXact_GUC(true, options);
+}
+
+/* ---- describe: how many rows and features, and how the labels are written ---- */
+
+typedef struct Shape {
+    const DpSource *source;
+    bool labels; /* count the labels' codes, too */
+    int64 rows;
+    int32 shortest, longest;            /* arrays; -1 for one that is not a list */
+    int64 minus_one, zero, one, others; /* labels; NULL is not counted */
+} Shape;
+
+/* The header is enough for a length: a long array is not read whole. */
+static int
+array_length_of(Datum datum)
+{
+    struct varlena *value = (struct varlena *)DatumGetPointer(datum);
+    ArrayType *array = (ArrayType *)value;
+    int length;
+
+    if (VARATT_IS_EXTENDED(value))
+        array = (ArrayType *)PG_DETOAST_DATUM_SLICE(datum, 0, sizeof(ArrayType) + sizeof(int));
+    length = ARR_NDIM(array) == 1 ? ARR_DIMS(array)[0] : ARR_NDIM(array) == 0 ? 0 : -1;
+    if ((struct varlena *)array != value)
+        pfree(array);
+    return length;
+}
+
+static void
+count_label(Shape *shape, double y)
+{
+    if (y == 1.0)
+        shape->one++;
+    else if (y == 0.0)
+        shape->zero++;
+    else if (y == -1.0)
+        shape->minus_one++;
+    else
+        shape->others++;
+}
+
+static bool
+measure(TupleTableSlot *slot, void *arg)
+{
+    Shape *shape = arg;
+    int features = shape->labels ? 1 : 0;
+
+    shape->rows++;
+    if (shape->labels && !slot->tts_isnull[0])
+        count_label(shape, dp_to_double(slot->tts_values[0], shape->source->label_type));
+    if (shape->source->is_array && !slot->tts_isnull[features]) {
+        int length = array_length_of(slot->tts_values[features]);
+
+        shape->shortest = Min(shape->shortest, length);
+        shape->longest = Max(shape->longest, length);
+    }
+    return true;
+}
+
+/* describe(source, label, features, labels): rows, shortest, longest, minus_one, zero, one, others, is_boolean. */
+Datum
+dp_describe(PG_FUNCTION_ARGS)
+{
+    DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
+    Shape shape = {.source = source, .labels = PG_GETARG_BOOL(3), .shortest = PG_INT32_MAX, .longest = -2};
+    TupleDesc desc;
+    Datum values[8];
+    bool nulls[8] = {0};
+
+    if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+        elog(ERROR, "describe returns a record");
+    if (!source->is_array)
+        shape.shortest = shape.longest = list_length(source->features);
+    dp_read_as_caller(dp_source_query(source, shape.labels, true), measure, &shape);
+    values[0] = Int64GetDatum(shape.rows);
+    values[1] = Int32GetDatum(shape.shortest);
+    values[2] = Int32GetDatum(shape.longest);
+    values[3] = Int64GetDatum(shape.minus_one);
+    values[4] = Int64GetDatum(shape.zero);
+    values[5] = Int64GetDatum(shape.one);
+    values[6] = Int64GetDatum(shape.others);
+    values[7] = BoolGetDatum(source->label_type == DP_BOOL);
+    return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
+}

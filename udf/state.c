@@ -1,0 +1,154 @@
+/*
+ * state.c: the un-noised model in training, as a type that keeps to itself.
+ *
+ * We want a value that aggregates can fold and that nobody selects by mistake: it prints a summary, cannot be typed in,
+ * has no binary output, and no cast shows its weights. Between passes it stays in the memory of the backend, until the
+ * transaction ends: it is never written to a table, to WAL or to disk.
+ */
+#include "bismarck_dp.h"
+
+#include "access/xact.h"
+#include "lib/ilist.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+PG_FUNCTION_INFO_V1(dp_state_in);
+PG_FUNCTION_INFO_V1(dp_state_out);
+PG_FUNCTION_INFO_V1(dp_begin);
+PG_FUNCTION_INFO_V1(dp_objective);
+
+typedef struct Run {
+    dlist_node node;
+    int64 id;
+    DpState *state;
+} Run;
+
+/* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
+static dlist_head runs = DLIST_STATIC_INIT(runs);
+static bool watching = false;
+
+static void
+forget_runs(XactEvent event, void *arg)
+{
+    (void)arg;
+    if (event != XACT_EVENT_PRE_COMMIT && event != XACT_EVENT_PRE_PREPARE)
+        dlist_init(&runs);
+}
+
+static Run *
+find_run(int64 id)
+{
+    dlist_iter iter;
+
+    dlist_foreach(iter, &runs)
+    {
+        Run *run = dlist_container(Run, node, iter.cur);
+
+        if (run->id == id)
+            return run;
+    }
+    return NULL;
+}
+
+DpState *
+dp_state_of_run(int64 id)
+{
+    Run *run = find_run(id);
+
+    if (run == NULL)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("run " INT64_FORMAT " was not begun in this transaction", id)));
+    return run->state;
+}
+
+void
+dp_state_keep(int64 id, const DpState *state)
+{
+    Run *run = find_run(id);
+    DpState *copy = MemoryContextAlloc(TopTransactionContext, VARSIZE(state));
+
+    memcpy(copy, state, VARSIZE(state));
+    if (run == NULL) {
+        if (!watching)
+            RegisterXactCallback(forget_runs, NULL);
+        watching = true;
+        run = MemoryContextAlloc(TopTransactionContext, sizeof(Run));
+        run->id = id;
+        dlist_push_head(&runs, &run->node);
+    } else
+        pfree(run->state);
+    run->state = copy;
+}
+
+DpState *
+dp_state_checked(Datum datum)
+{
+    DpState *state = (DpState *)PG_DETOAST_DATUM(datum);
+
+    if (VARSIZE(state) < sizeof(DpState) || state->magic != DP_STATE_MAGIC || state->version != DP_STATE_VERSION ||
+        dp_solver_at(state->solver) == NULL)
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("not a training state of this version")));
+    return state;
+}
+
+const DpSolver *
+dp_state_solver(const DpState *state)
+{
+    return dp_solver_at(state->solver);
+}
+
+Datum
+dp_state_in(PG_FUNCTION_ARGS)
+{
+    ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED), errmsg("a training state cannot be typed in")));
+    PG_RETURN_NULL();
+}
+
+Datum
+dp_state_out(PG_FUNCTION_ARGS)
+{
+    DpState *state = dp_state_checked(PG_GETARG_DATUM(0));
+    const DpSolver *solver = dp_state_solver(state);
+
+    PG_RETURN_CSTRING(psprintf("%s, %d weights, %d passes", solver->name, state->d, solver->passes(state->body)));
+}
+
+/* begin(run, solver, d, params): a state at the start of training. */
+Datum
+dp_begin(PG_FUNCTION_ARGS)
+{
+    const DpSolver *solver = dp_solver_named(text_to_cstring(PG_GETARG_TEXT_PP(1)));
+    int32 d = PG_GETARG_INT32(2);
+    Jsonb *params = PG_GETARG_JSONB_P(3);
+    DpParams host = dp_params(params);
+    DpState *state;
+    const char *wrong;
+    Size size;
+
+    if (solver == NULL || d < 1)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("no such solver, or no features")));
+    size = offsetof(DpState, body) + solver->size(d);
+    state = palloc0(size);
+    SET_VARSIZE(state, size);
+    state->magic = DP_STATE_MAGIC;
+    state->version = DP_STATE_VERSION;
+    state->flags = dp_number(params, "private") != 0 ? DP_STATE_PRIVATE : 0;
+    state->solver = dp_solver_index(solver);
+    state->d = d;
+    wrong = solver->start(state->body, d, &host);
+    if (wrong != NULL)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter %s is invalid", wrong)));
+    dp_state_keep(PG_GETARG_INT64(0), state);
+    PG_RETURN_VOID();
+}
+
+/* objective(run): the training objective, for stopping by tolerance; a private run has none to show. */
+Datum
+dp_objective(PG_FUNCTION_ARGS)
+{
+    DpState *state = dp_state_of_run(PG_GETARG_INT64(0));
+
+    if (state->flags & DP_STATE_PRIVATE)
+        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run shows no training loss")));
+    PG_RETURN_FLOAT8(dp_state_solver(state)->objective(state->body));
+}
