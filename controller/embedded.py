@@ -388,7 +388,7 @@ class Cluster:
             raise BismarckError(message, f"set PG_CONFIG to that of {version}, or choose another directory")
 
     def _bury(self, account: _Account) -> None:
-        """Tell PostgreSQL that a killed server is dead when it lingers as a zombie: in a container without init.
+        """Tell PostgreSQL that a killed server is dead when it stays a zombie (a container without init).
 
         Only the process number is changed, to one no process has: by the rest of the file PostgreSQL makes
         sure that none of the dead server's children still uses the data.

@@ -63,11 +63,11 @@ def table_names(run: int, generation: int, parts: int) -> list[str]:
 
 
 def create_blocks(table: str, width: int) -> Query:
-    """An unlogged table that lives and dies within the transaction."""
+    """An unlogged table that lives and dies within the transaction; its one scan is never split among workers."""
     kind = "block" if 4 * (width + 1) <= MAX_ROW_BYTES_ON_PAGE else "wide_block"
     return Query(
         f"CREATE UNLOGGED TABLE {table} (block int NOT NULL, rows bismarck_dp.{kind} NOT NULL)"
-        " USING heap WITH (autovacuum_enabled = off)"
+        " USING heap WITH (autovacuum_enabled = off, parallel_workers = 0)"
     )
 
 
