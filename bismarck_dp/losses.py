@@ -1,7 +1,7 @@
 """Losses: scalar functions of the margin z = <w, x> and the label y, with the constants a privacy proof needs.
 
-A loss never sees features. For rows of norm at most F it is `F * steepness` Lipschitz and `F**2 * curvature` smooth in w.
-Adding one is an entry here and one in udf/kernels/losses.c; the contract tests pick it up.
+A loss never sees features. For rows of norm at most F it is `F * steepness` Lipschitz and `F**2 * curvature` smooth
+in w. Adding one is an entry here and one in udf/kernels/losses.c; the contract tests pick it up.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def _huber_slope(z: Array, y: Array, h: float) -> Array:
 
 
 def _hinge_value(z: Array, y: Array, _: float) -> Array:
-    return np.maximum(0.0, 1 - y * z)
+    return np.asarray(np.maximum(0.0, 1 - y * z))
 
 
 def _hinge_slope(z: Array, y: Array, _: float) -> Array:
-    return np.where(y * z < 1, -y, 0.0)
+    return np.where(y * z < 1, -y, np.zeros_like(y))
 
 
 def _squared_value(z: Array, y: Array, clip: float) -> Array:
     r = np.abs(z - y)
     beyond = np.maximum(r - clip, 0.0)
-    return 0.5 * np.minimum(r, clip) ** 2 + np.where(beyond > 0, clip, 0.0) * beyond
+    return np.asarray(0.5 * np.minimum(r, clip) ** 2 + np.where(beyond > 0, clip, 0.0) * beyond)
 
 
 def _squared_slope(z: Array, y: Array, clip: float) -> Array:

@@ -1,8 +1,9 @@
-"""Mechanisms: from an L2 sensitivity and (epsilon, delta) to the noise that the server adds, on a grid that floats cannot betray.
+"""Mechanisms: from an L2 sensitivity and (epsilon, delta) to the noise that the server adds, on a grid that floats
+cannot betray.
 
-A release is  g * (round(w / g) + integer noise)  for a power of two g about 2^-16 of the noise: every released number is a
-multiple of g, whatever the data. Rounding moves two models at most g * sqrt(d) further apart, so the noise is calibrated to
-sensitivity + g * sqrt(d).
+A release is  g * (round(w / g) + integer noise)  for a power of two g about 2^-16 of the noise: every released number
+is a multiple of g, whatever the data. Rounding moves two models at most g * sqrt(d) further apart, so the noise is
+calibrated to sensitivity + g * sqrt(d).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 from .errors import BismarckError
 
 GRID_STEPS = 2.0**16
-"""The noise scale is between half of this and this many grid steps."""
+"""The noise scale is between half of this and this many grid steps, or more where that is too coarse."""
+
+FINEST_STEPS = 2.0**20
+"""More steps would overflow the exact sampler's 128-bit fractions."""
 
 EXACT_STEPS = 2.0**52
 """A model this many grid steps from zero would lose bits in a double."""
@@ -38,14 +42,12 @@ NO_NOISE = Noise("none", 0.0, 0.0, "none")
 
 
 def calibrate(sensitivity: float, epsilon: float, delta: float, width: int, reach: float) -> Noise:
-    """Noise for a vector of `width` numbers, none of which exceeds `reach`: K-norm for delta = 0, Gaussian otherwise."""
+    """Noise for a vector of `width` numbers, none of which exceeds `reach`: K-norm for delta = 0, Gaussian
+    otherwise.
+    """
     if not (0 < sensitivity < math.inf):
         raise BismarckError(f"sensitivity {sensitivity} is not a positive number", "no noise can be calibrated to it")
-    noise = (
-        _knorm(sensitivity, epsilon, width)
-        if delta == 0
-        else _gaussian(sensitivity, epsilon, delta, width)
-    )
+    noise = _knorm(sensitivity, epsilon, width) if delta == 0 else _gaussian(sensitivity, epsilon, delta, width)
     if reach / noise.grid > EXACT_STEPS:
         raise BismarckError(
             f"epsilon {epsilon:g} asks for noise below the precision of the weights",
@@ -54,18 +56,21 @@ def calibrate(sensitivity: float, epsilon: float, delta: float, width: int, reac
     return noise
 
 
-def grid_of(scale: float) -> float:
-    return 2.0 ** math.ceil(math.log2(scale / GRID_STEPS))
+def grid_of(scale: float, steps: float = GRID_STEPS) -> float:
+    """The power of two that makes the scale between steps / 2 and steps grid steps."""
+    return 2.0 ** math.ceil(math.log2(scale / steps))
 
 
 def _on_grid(sensitivity: float, multiplier: float, width: int) -> tuple[float, float]:
-    """The noise scale for the sensitivity after rounding, and its grid: the two depend on each other."""
-    grid = grid_of(multiplier * sensitivity)
-    for _ in range(100):
-        scale = multiplier * (sensitivity + grid * math.sqrt(width))
-        if grid_of(scale) == grid:
+    """The noise scale for the sensitivity after rounding, and its grid: the coarsest that costs at most a hundredth."""
+    steps = GRID_STEPS
+    while steps < FINEST_STEPS and grid_of(multiplier * sensitivity, steps) * math.sqrt(width) > 0.01 * sensitivity:
+        steps *= 2
+    grid = grid_of(multiplier * sensitivity, steps)
+    while (scale := multiplier * (sensitivity + grid * math.sqrt(width))) < 1e300:
+        if grid_of(scale, steps) == grid:
             return scale, grid
-        grid = grid_of(scale)
+        grid = grid_of(scale, steps)
     raise BismarckError(
         f"epsilon is too small for {width} features: rounding alone would outweigh the noise",
         "use a larger epsilon or fewer features",
@@ -73,7 +78,9 @@ def _on_grid(sensitivity: float, multiplier: float, width: int) -> tuple[float, 
 
 
 def _knorm(sensitivity: float, epsilon: float, width: int) -> Noise:
-    """Density proportional to exp(-epsilon |z| / Delta): epsilon-DP (Wu et al. 2017, Theorem 1), and rounding keeps it."""
+    """Density proportional to exp(-epsilon |z| / Delta): epsilon-DP (Wu et al. 2017, Theorem 1), and rounding keeps
+    it.
+    """
     scale, grid = _on_grid(sensitivity, 1 / epsilon, width)
     return Noise("l2-laplace", scale, grid, "pure")
 
@@ -82,11 +89,12 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
     """The discrete Gaussian at the analytic Gaussian's scale, (epsilon, delta)-DP.
 
     The analytic mechanism (Balle and Wang 2018) is exact for continuous noise, and stays so when its result is rounded.
-    Rounded and discrete Gaussian differ little: for s = scale / grid >= 2^15 the log ratio of their probabilities of k is
-    between -1 / (24 s^2) and k^2 / (24 s^4) (Jensen; sinh(a) <= a exp(a^2 / 6)). Summed over d coordinates it is below
-    tau = 2 (d + 2 sqrt(d t) + 2 t) / (24 s^2) but with probability e^-t (chi-square tail, doubled for the rounding).
-    Going from one to the other and back costs 2 tau of epsilon and, with e^-t = 1e-6 delta / (1 + e^epsilon), at most a
-    millionth of delta and a factor e^tau: so the analytic scale is taken at the epsilon and delta that remain.
+    Rounded and discrete Gaussian differ little: for s = scale / grid >= 2^15 the log ratio of their probabilities of
+    k is between -1 / (24 s^2) and k^2 / (24 s^4) (Jensen; sinh(a) <= a exp(a^2 / 6)). Summed over d coordinates it is
+    below tau = 2 (d + 2 sqrt(d t) + 2 t) / (24 s^2) but with probability e^-t (chi-square tail, doubled for the
+    rounding). Going from one to the other and back costs 2 tau of epsilon and, with e^-t = 1e-6 delta / (1 +
+    e^epsilon), at most a millionth of delta and a factor e^tau: so the analytic scale is taken at the epsilon and
+    delta that remain.
     """
     t = math.log(1e6 / delta) + _log1p_exp(epsilon)
     tau = 2 * (width + 2 * math.sqrt(width * t) + 2 * t) / (24 * (GRID_STEPS / 2) ** 2)

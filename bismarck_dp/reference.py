@@ -5,7 +5,7 @@ Written from the formulas, not from the C: whole batches instead of rows, Python
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,14 @@ ORDER_STREAM = 1
 
 
 def clip_rows(x: npt.ArrayLike, bound: float, intercept: bool = False) -> Floats:
-    """Rows (with a constant 1 behind, when asked) scaled down to L2 norm `bound`; rows that are not finite become zeros."""
+    """Rows (with a constant 1 behind, when asked) scaled down to L2 norm `bound`; rows that are not finite become
+    zeros.
+    """
     rows = np.asarray(x, dtype=np.float64)
     if intercept:
         rows = np.hstack([rows, np.ones((len(rows), 1))])
-    bad = ~np.isfinite(rows).all(axis=1)
-    rows = np.where(bad[:, None], 0.0, rows)
+    finite = np.isfinite(rows).all(axis=1, keepdims=True)
+    rows = np.where(finite, rows, 0.0)
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(float).tiny)
     unit = np.where((largest > 1e100) | (largest < 1e-100), largest, 1.0)
     norm = np.sqrt(((rows / unit) ** 2).sum(axis=1, keepdims=True))
@@ -40,7 +42,9 @@ def _toward_zero(values: Array) -> Floats:
     return np.where(away, np.nextafter(rounded, np.float32(0)), rounded).astype(np.float32)
 
 
-def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan, classes: tuple[float, float] = (-1.0, 1.0)) -> tuple[Floats, Floats]:
+def pack(
+    x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan, classes: tuple[float, float] = (-1.0, 1.0)
+) -> tuple[Floats, Floats]:
     """Features and labels as the packed copy holds them, in the source's order."""
     options = plan.spec.options
     labels = np.asarray(y, dtype=np.float64)
@@ -57,7 +61,9 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan, classes: tuple[float, f
 
 
 def train(features: Floats, labels: Floats, plan: Plan, orders: list[npt.NDArray[np.int64]] | None = None) -> Array:
-    """The noiseless weights of a plan on packed rows; `orders` is one permutation per pass, or None for the rows as they are."""
+    """The noiseless weights of a plan on packed rows; `orders` is one permutation per pass, or None for the rows as
+    they are.
+    """
     schedule = plan.schedule
     w = np.zeros(features.shape[1])
     average = np.zeros_like(w)
@@ -144,7 +150,9 @@ def seed_key(seed: int) -> bytes:
 
 
 def order(seed: int, n: int, stream: int = ORDER_STREAM) -> npt.NDArray[np.int64]:
-    """The permutation that packing n rows under a seed gives (in memory): Fisher and Yates with Lemire's bounded draws."""
+    """The permutation that packing n rows under a seed gives (in memory): Fisher and Yates with Lemire's bounded
+    draws.
+    """
     words = iter(key_stream(seed_key(seed), stream, 2 * n + 1000).tolist())
     result = list(range(n))
     for i in range(n - 1, 0, -1):
@@ -153,7 +161,7 @@ def order(seed: int, n: int, stream: int = ORDER_STREAM) -> npt.NDArray[np.int64
     return np.array(result)
 
 
-def _below(words: Any, n: int) -> int:
+def _below(words: Iterator[int], n: int) -> int:
     while True:
         product = (next(words) | next(words) << 32) * n
         if product % 2**64 >= (2**64 - n) % n:

@@ -1,8 +1,8 @@
 """How far two models can be apart when one row differs: the exact recursion, for every schedule.
 
-Claim. Let S and S' differ in one row (`replace`: its value; `zero-out`: it becomes a row without gradient), with m rows,
-norms at most F, and a data loss that is convex, L-Lipschitz and beta_d-smooth. Fix the order of the rows, the partition
-of each row and the steps, none of which may depend on values. Let every update be
+Claim. Let S and S' differ in one row (`replace`: its value; `zero-out`: it becomes a row without gradient), with m
+rows, norms at most F, and a data loss that is convex, L-Lipschitz and beta_d-smooth. Fix the order of the rows, the
+partition of each row and the steps, none of which may depend on values. Let every update be
 
     w <- Proj( (1 - eta_t lam) w - (eta_t / b) sum_{i in batch t} grad_i(w) ),   eta_t <= 1 / (beta_d + lam),
 
@@ -11,17 +11,19 @@ or eta_t <= 2 / beta_d when lam = 0. Then the distance of the two runs obeys
     delta_t <= (1 - eta_t lam) delta_{t-1} + [batch t has the row] J eta_t / b,     J = 2 L (replace) or L (zero-out).
 
 Proof. An update is the average over the batch of the maps w -> (1 - eta lam) w - eta grad_i(w) =
-(1 - eta lam) (w - eta / (1 - eta lam) grad_i(w)); with a step as above the inner map is non-expansive (co-coercivity of a
-convex smooth gradient), so the average is (1 - eta lam)-Lipschitz, also when a short batch is filled up with maps of zero
-gradient: hence the division by b. At the differing row insert the gradient at w': the regulariser cancels and at most J
-remains, once per pass and 1/b of the average. Projection onto a ball does not expand. (Wu et al. 2017, Lemmas 1, 2, 4; their
-/b for the strongly convex case, L with the regulariser in it, and free averaging are wrong or loose: docs/privacy.md.)
+(1 - eta lam) (w - eta / (1 - eta lam) grad_i(w)); with a step as above the inner map is non-expansive (co-coercivity
+of a convex smooth gradient), so the average is (1 - eta lam)-Lipschitz, also when a short batch is filled up with
+maps of zero gradient: hence the division by b. At the differing row insert the gradient at w': the regulariser
+cancels and at most J remains, once per pass and 1/b of the average. Projection onto a ball does not expand. (Wu et
+al. 2017, Lemmas 1, 2, 4; their /b for the strongly convex case, L with the regulariser in it, and free averaging are
+wrong or loose: docs/privacy.md.)
 
 Partitions that are averaged after each pass with weights a_p = m_p / m: the differing row is in one of them, and
-delta after the pass is at most sum_p a_p (delta of p). The released vector is linear in the iterates (the last one, or an
-average), so its bound is linear in the jumps, and is computed backwards: `influence` of an update is how much a unit
-distance right after it adds to the bound of the release. The result is the largest total over where the row can be:
-one position for all passes when the order is fixed (`once`), any position in each pass when it is fresh (`each_pass`).
+delta after the pass is at most sum_p a_p (delta of p). The released vector is linear in the iterates (the last one,
+or an average), so its bound is linear in the jumps, and is computed backwards: `influence` of an update is how much a
+unit distance right after it adds to the bound of the release. The result is the largest total over where the row can
+be: one position for all passes when the order is fixed (`once`), any position in each pass when it is fresh
+(`each_pass`).
 """
 
 from __future__ import annotations
@@ -118,9 +120,7 @@ def _segments(schedule: Schedule, rows: int, j: int) -> Iterator[tuple[int, npt.
         yield start, schedule.step.at(t)
 
 
-def _influences(
-    shrink: npt.NDArray[np.float64], influence: float, weight: float
-) -> npt.NDArray[np.float64]:
+def _influences(shrink: npt.NDArray[np.float64], influence: float, weight: float) -> npt.NDArray[np.float64]:
     """Solves A_t = weight + shrink_{t+1} A_{t+1} backwards; `influence` is that of the end of the segment."""
     from scipy.linalg.lapack import dtbtrs  # compiled back substitution: the recursion itself, and stable
 

@@ -1,15 +1,13 @@
 """Solvers: what each needs from loss and penalty, its schedule, and its sensitivity with the proof.
 
-A solver turns a spec and the table's shape into a Plan. Combinations without a proof are refused here, by name, before a
-row is read.
+A solver turns a spec and the table's shape into a Plan. Combinations without a proof are refused here, by name,
+before a row is read.
 """
 
 from __future__ import annotations
 
 import math
 from typing import Any
-
-import numpy as np
 
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
@@ -118,9 +116,10 @@ class Sgd:
 class Bolton(Sgd):
     """PSGD with output perturbation (Wu et al. 2017, Algorithms 1 and 2), at the corrected sensitivity.
 
-    Claim: the release is epsilon-DP (delta = 0) or (epsilon, delta)-DP under the chosen adjacency, for any table of n rows,
-    because rows are clipped to the feature bound and labels checked in `pack`, the run's randomness does not depend on
-    values, and the model's L2 sensitivity is at most `output_sensitivity` (proof there) plus rounding (`_rounding`).
+    Claim: the release is epsilon-DP (delta = 0) or (epsilon, delta)-DP under the chosen adjacency, for any table of n
+    rows, because rows are clipped to the feature bound and labels checked in `pack`, the run's randomness does not
+    depend on values, and the model's L2 sensitivity is at most `output_sensitivity` (proof there) plus rounding
+    (`_rounding`).
     """
 
     name = "bolton"
@@ -191,7 +190,9 @@ def _step_sum(schedule: Schedule) -> tuple[int, float]:
 
 
 def _reach(schedule: Schedule, lipschitz: float, radius: float) -> float:
-    """A norm the weights cannot exceed: the ball, L / lambda (the shrink balances the gradient), or all steps together."""
+    """A norm the weights cannot exceed: the ball, L / lambda (the shrink balances the gradient), or all steps
+    together.
+    """
     strength = schedule.penalty.strength
     return min(radius, lipschitz / strength if strength > 0 else math.inf, _step_sum(schedule)[1] * lipschitz)
 
@@ -201,17 +202,17 @@ def _rounding(
 ) -> float:
     """How far double rounding can push two runs apart, beyond the exact recursion.
 
-    Per update, with u = 2^-53 and |w| <= R: a dot product in eight lanes errs by (d/8 + 8) u R F, so the average gradient by
-    beta_d (d/8 + 8) u R; slopes and the batch sum by (b + 12) u L; shrink, subtraction and averaging by 4 u R; a
-    projection by (d/8 + 8) u R; averaging P partitions after a pass by 2 P u R. Updates do not expand, so errors add up
-    over T updates, in each of the two runs. Never below T 2^-48 R.
+    Per update, with u = 2^-53 and |w| <= R: a dot product in eight lanes errs by (d/8 + 8) u R F, so the average
+    gradient by beta_d (d/8 + 8) u R; slopes and the batch sum by (b + 12) u L; shrink, subtraction and averaging by 4
+    u R; a projection by (d/8 + 8) u R; averaging P partitions after a pass by 2 P u R. Updates do not expand, so
+    errors add up over T updates, in each of the two runs. Never below T 2^-48 R.
     """
     updates, step_sum = _step_sum(schedule)
     lanes = width / 8 + 8
-    per_norm = 4 * updates + 2 * schedule.workers * schedule.passes
+    per_norm = 4.0 * updates + 2 * schedule.workers * schedule.passes
     per_norm += smoothness * lanes * step_sum + (lanes * updates if math.isfinite(radius) else 0)
     rounding = 2 * UNIT_ROUNDOFF * (per_norm * reach + (schedule.batch_size + 12) * lipschitz * step_sum)
-    return float(np.maximum(rounding, updates * 2.0**-48 * reach))
+    return max(rounding, updates * 2.0**-48 * reach)
 
 
 _ALL: list[Sgd] = [Sgd(), Bolton()]

@@ -94,7 +94,9 @@ OPTIONS: dict[str, Option] = {
     "epochs": Option(_whole(1, 1_000_000), 10, "passes over the data"),
     "batch_size": Option(_whole(1, 2**31 - 1), None, "rows per update; default 50, or all rows of a smaller table"),
     "step": Option(_step, None, "a constant step, or constant, decreasing, sqrt"),
-    "average": Option(_word("none", "all", "suffix"), "none", "release the last iterate, the mean of all, or of the last pass"),
+    "average": Option(
+        _word("none", "all", "suffix"), "none", "release the last iterate, the mean of all, or of the last pass"
+    ),
     "shuffle": Option(_word("once", "each_pass"), "once", "one random order for all passes, or a fresh one for each"),
     "clip": Option(_number(0, False), None, "squared loss: the largest residual that counts"),
     "fit_intercept": Option(_flag, False, "append a constant feature, clipped and regularised like the others"),

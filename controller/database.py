@@ -73,7 +73,9 @@ class Database:
         progress: Progress | None = None,
         **options: Any,
     ) -> Model:
-        """Trains a model on a table. Whoever may not drive the steps from outside calls dp_train in the server instead."""
+        """Trains a model on a table. Whoever may not drive the steps from outside calls dp_train in the server
+        instead.
+        """
         spec = Spec.create(algorithm, loss, epsilon, delta, options)
         with self._transaction() as connection:
             name = _free_name(connection, source) if model is None else model

@@ -382,9 +382,7 @@ class Cluster:
             raise BismarckError(f"{self.pgdata} was not made by bismarck_dp", "choose another directory")
         version = (self.pgdata / "PG_VERSION").read_text().strip()
         if version != installation.major:
-            message = (
-                f"{self.path} needs PostgreSQL {version}, and {installation.bindir} is {installation.major}"
-            )
+            message = f"{self.path} needs PostgreSQL {version}, and {installation.bindir} is {installation.major}"
             raise BismarckError(message, f"set PG_CONFIG to that of {version}, or choose another directory")
 
     def _bury(self, account: _Account) -> None:
@@ -427,9 +425,7 @@ class Cluster:
         try:
             connection = psycopg2.connect(host=self._socket(), port=PORT, user="postgres", dbname="postgres")
         except psycopg2.Error as error:
-            raise BismarckError(
-                f"the server in {self.path} refuses: {error}", f"more in {self.log}"
-            ) from error
+            raise BismarckError(f"the server in {self.path} refuses: {error}", f"more in {self.log}") from error
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:

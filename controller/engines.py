@@ -1,7 +1,7 @@
 """Engines: ways to send a statement. The verbs of a training are written once, on top of that.
 
-No verb but `release` returns anything that was computed from rows beyond their number and shape (and `objective`, which a
-private run refuses in the server), so that the controller cannot leak what it never holds.
+No verb but `release` returns anything that was computed from rows beyond their number and shape (and `objective`,
+which a private run refuses in the server), so that the controller cannot leak what it never holds.
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ class Engine(ABC):
 
     def forget(self, model: str) -> None:
         if not self.send(queries.forget(model)):
-            raise BismarckError(
-                f'model "{model}" does not exist', "the view bismarck_dp.models lists yours", "42704"
-            )
+            raise BismarckError(f'model "{model}" does not exist', "the view bismarck_dp.models lists yours", "42704")
 
 
 class PlpyEngine(Engine):

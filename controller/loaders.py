@@ -70,9 +70,7 @@ def load(
     """
     if isinstance(source, (str, os.PathLike)):
         if labels is not None:
-            raise BismarckError(
-                "a file brings its own labels", "say which by label_column, and pass no labels"
-            )
+            raise BismarckError("a file brings its own labels", "say which by label_column, and pass no labels")
         rows = _file_rows(Path(source), format, header, label_column, n_features)
     else:
         rows = _array_rows(source, labels, n_features)
@@ -97,9 +95,7 @@ def parse_name(table: str) -> tuple[str | None, str]:
         if not part or "\0" in part or len(part.encode()) > NAME_BYTES:
             raise BismarckError(f"{table!r} is no name of a table", f"each part has 1 to {NAME_BYTES} bytes")
     if len(parts) > 2:
-        raise BismarckError(
-            f"{table!r} has too many dots", 'name or schema.name, and "a.b" for a dot in a name'
-        )
+        raise BismarckError(f"{table!r} has too many dots", 'name or schema.name, and "a.b" for a dot in a name')
     return (parts[0] if len(parts) == 2 else None), parts[-1]
 
 
@@ -168,9 +164,7 @@ def _create(session: _Session, table: str, replace: bool, element: str) -> str:
     given, name = parse_name(table)
     schema = given or session.run("SELECT current_schema()")
     if schema is None or session.run("SELECT 1 FROM pg_namespace WHERE nspname = %s", schema) is None:
-        raise BismarckError(
-            f"schema {given or ''} for table {table} does not exist", "CREATE SCHEMA makes one"
-        )
+        raise BismarckError(f"schema {given or ''} for table {table} does not exist", "CREATE SCHEMA makes one")
     full = f"{quote_ident(schema)}.{quote_ident(name)}"
     kind = session.run("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", full)
     if kind is not None and not replace:
@@ -285,13 +279,9 @@ def _array_rows(source: Any, labels: Any, n_features: int | None) -> _Rows:
         shape = f"X must be 2-D with at least one row and one column, and has shape {x.shape}"
         raise BismarckError(shape, "X.reshape(-1, 1) makes one column of a list")
     if y.shape != x.shape[:1]:
-        raise BismarckError(
-            f"X has {len(x)} rows and labels has shape {y.shape}", f"labels of shape ({len(x)},)"
-        )
+        raise BismarckError(f"X has {len(x)} rows and labels has shape {y.shape}", f"labels of shape ({len(x)},)")
     if n_features not in (None, x.shape[1]):
-        raise BismarckError(
-            f"X has {x.shape[1]} columns, and n_features is {n_features}", "leave n_features out"
-        )
+        raise BismarckError(f"X has {x.shape[1]} columns, and n_features is {n_features}", "leave n_features out")
     element = "float4" if np.can_cast(x.dtype, np.float32) else "float8"
     return _Rows(x.shape[1], iter([(y, x)]), element, len(x))
 
@@ -299,15 +289,11 @@ def _array_rows(source: Any, labels: Any, n_features: int | None) -> _Rows:
 def _numbers(values: Any, what: str) -> Floats:
     """An array of real numbers; those a masked array hides are NaN."""
     try:
-        array = (
-            np.ma.filled(values.astype(float), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
-        )
+        array = np.ma.filled(values.astype(float), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
     except ValueError as error:
         raise BismarckError(f"{what} is ragged", "rows of equal length") from error
     if array.dtype.kind not in "biuf":
-        raise BismarckError(
-            f"{what} holds {array.dtype}, not real numbers", f"{what}.astype(float), or .toarray()"
-        )
+        raise BismarckError(f"{what} holds {array.dtype}, not real numbers", f"{what}.astype(float), or .toarray()")
     return cast(Floats, array)
 
 
@@ -326,9 +312,7 @@ def _file_rows(
         return _Rows(width, _libsvm_chunks(text, width), "float8", text.size, text.position)
     layout = _csv_layout(text, header, label_column)
     if n_features not in (None, layout.columns - 1):
-        raise BismarckError(
-            f"{path} has {layout.columns - 1} features, not {n_features}", "leave n_features out"
-        )
+        raise BismarckError(f"{path} has {layout.columns - 1} features, not {n_features}", "leave n_features out")
     return _Rows(layout.columns - 1, _csv_chunks(text, layout), "float8", text.size, text.position)
 
 
@@ -356,9 +340,7 @@ class _Text:
                 yield line, block[3:] if line == 1 and block.startswith(b"\xef\xbb\xbf") else block
                 line += block.count(b"\n")
         except (OSError, EOFError, zlib.error) as error:
-            raise BismarckError(
-                f"{self.path} cannot be read: {error}", "a whole file you may read"
-            ) from error
+            raise BismarckError(f"{self.path} cannot be read: {error}", "a whole file you may read") from error
 
     def _cut(self) -> Iterator[bytes]:
         rest = b""
@@ -412,9 +394,7 @@ def _csv_layout(text: _Text, header: bool | None, label_column: int | str) -> _L
     cells = line.split(delimiter)
     if header is None:
         header = not all(IS_CELL.fullmatch(cell) for cell in cells)
-    names = (
-        next(csv.reader([line.decode(errors="replace")], delimiter=delimiter.decode())) if header else None
-    )
+    names = next(csv.reader([line.decode(errors="replace")], delimiter=delimiter.decode())) if header else None
     columns = len(names or cells)
     if columns < 2:
         hint = "columns separated by comma, semicolon or tab; LIBSVM needs format='libsvm'"
@@ -600,9 +580,7 @@ def _explain_libsvm(text: _Text, width: int, start: int, block: bytes) -> NoRetu
             if not index.isdigit() or not IS_NUMBER.fullmatch(value):
                 raise text.fault(number, where + "not index:value", "label index:value …")
             if not previous < int(index) <= width:
-                raise text.fault(
-                    number, where + f"indices must rise from 1 to at most {width}", "see n_features"
-                )
+                raise text.fault(number, where + f"indices must rise from 1 to at most {width}", "see n_features")
             previous = int(index)
     raise text.fault(start, ": unreadable from here on", "label index:value …")
 

@@ -1,7 +1,7 @@
 """All SQL text of a training, and all quoting. Both engines send exactly these statements.
 
-Parameters are $1, $2, …; every value travels as text (or a list of texts) and is cast in the statement, so that the text is
-the same whoever sends it. Names are either ours, made from numbers, or travel as parameters.
+Parameters are $1, $2, …; every value travels as text (or a list of texts) and is cast in the statement, so that the
+text is the same whoever sends it. Names are either ours, made from numbers, or travel as parameters.
 """
 
 from __future__ import annotations

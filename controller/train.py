@@ -99,7 +99,11 @@ def _model(
 def _set_options(plan: Plan) -> dict[str, Any]:
     """The options that differ from their defaults."""
     options = plan.spec.options
-    return {name: options[name] for name, option in OPTIONS.items() if options[name] != option.default and _finite(options[name])}
+    return {
+        name: options[name]
+        for name, option in OPTIONS.items()
+        if options[name] != option.default and _finite(options[name])
+    }
 
 
 def _finite(value: Any) -> bool:

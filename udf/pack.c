@@ -5,7 +5,8 @@
  * another length or a label that is no label becomes a row of zeros: it has no gradient, and it keeps its slot, so that
  * no other row's batch depends on it. Features are scaled down to the feature bound here, never assumed to obey it.
  * Rows go to the target tables in order, the first rows_of_part(0) to the first, and so on: who gets which row depends
- * on the row count and the permutation alone. Narrow rows fill one heap page per block; wide rows are stored out of line.
+ * on the row count and the permutation alone. Narrow rows fill one heap page per block; wide rows are stored out of
+ * line.
  */
 #include "shuffle.h"
 

@@ -84,7 +84,8 @@ dp_params(Jsonb *params)
 }
 
 /*
- * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says so.
+ * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says
+ * so.
  */
 void
 dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream)

@@ -1,8 +1,8 @@
 /*
  * predict.c: dp_predict and dp_predict_proba, fast enough to run over a table.
  *
- * A model is looked up once per statement, with the extension's rights and the caller's right to see it, and cached with
- * the call site. A row is scaled to the feature bound as it was in training: the model is a function of such rows.
+ * A model is looked up once per statement, with the extension's rights and the caller's right to see it, and cached
+ * with the call site. A row is scaled to the feature bound as it was in training: the model is a function of such rows.
  */
 #include "bismarck_dp.h"
 

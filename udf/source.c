@@ -58,8 +58,8 @@ column_type(Oid relation, const char *column)
     AttrNumber number = get_attnum(relation, column);
 
     if (number == InvalidAttrNumber || number < 0)
-        ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN), errmsg("column \"%s\" of \"%s\" does not exist", column,
-                                                                  get_rel_name(relation))));
+        ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN),
+                        errmsg("column \"%s\" of \"%s\" does not exist", column, get_rel_name(relation))));
     return get_atttype(relation, number);
 }
 
@@ -120,13 +120,15 @@ resolve_features(DpSource *source)
             wrong_type(first, type, "an array of numbers");
         return;
     }
-    foreach (cell, source->features) {
+    foreach(cell, source->features)
+    {
         const char *name = lfirst(cell);
 
         type = column_type(source->relation, name);
         source->types[i] = number_type(type);
         if (source->types[i++] == DP_NOT_A_NUMBER)
-            wrong_type(name, type, "a number (several feature columns must all be numbers; an array column stands alone)");
+            wrong_type(name, type,
+                       "a number (several feature columns must all be numbers; an array column stands alone)");
     }
 }
 
@@ -162,7 +164,8 @@ dp_source_query(const DpSource *source, bool label, bool features)
         comma = ", ";
     }
     if (features)
-        foreach (cell, source->features) {
+        foreach(cell, source->features)
+        {
             appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
             comma = ", ";
         }
@@ -249,8 +252,8 @@ run_query(const char *query, Receiver *receiver)
 
     PushCopiedSnapshot(GetActiveSnapshot());
     UpdateActiveSnapshotCommandId();
-    desc = CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL,
-                           0);
+    desc =
+        CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
     ExecutorStart(desc, 0);
 #if PG_VERSION_NUM >= 180000
     ExecutorRun(desc, ForwardScanDirection, 0);

@@ -40,8 +40,7 @@ find_run(int64 id)
 {
     dlist_iter iter;
 
-    dlist_foreach(iter, &runs)
-    {
+    dlist_foreach (iter, &runs) {
         Run *run = dlist_container(Run, node, iter.cur);
 
         if (run->id == id)

@@ -120,5 +120,4 @@ extern void dp_knorm_noise(DpRandom *r, double scale, double *noise, int d);
 extern void dp_release_gaussian(DpRandom *r, double grid, uint64_t sigma, double *w, int d);
 extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, double *noise, int d);
 
-
 #endif

@@ -9,9 +9,9 @@
 #include <string.h>
 
 #define ROTATE(x, k) (((x) << (k)) | ((x) >> (32 - (k))))
-#define QUARTER(a, b, c, d)                                                                                  \
-    (a += b, d ^= a, d = ROTATE(d, 16), c += d, b ^= c, b = ROTATE(b, 12), a += b, d ^= a, d = ROTATE(d, 8), \
-     c += d, b ^= c, b = ROTATE(b, 7))
+#define QUARTER(a, b, c, d)                                                                                            \
+    (a += b, d ^= a, d = ROTATE(d, 16), c += d, b ^= c, b = ROTATE(b, 12), a += b, d ^= a, d = ROTATE(d, 8), c += d,   \
+     b ^= c, b = ROTATE(b, 7))
 
 static uint32_t
 little_endian(const uint8_t *p)

@@ -1,0 +1,174 @@
+"""What `make demo` shows: private models beside an exact one, trained and judged by SQL alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy
+
+from .database import Database, embedded
+from .embedded import Cluster
+from .loaders import load
+from .train import Progress
+
+FEATURES = 20
+HELD_OUT = 5_000
+STEM = "bismarck_dp_demo"
+OPTIONS = {"lambda": 0.001, "epochs": 10, "batch_size": 50}
+
+
+@dataclass(frozen=True)
+class Trial:
+    algorithm: str
+    loss: str
+    epsilon: float | None
+    delta: float = 0.0
+
+
+TRIALS = (
+    Trial("sgd", "logistic", None),
+    Trial("bolton", "logistic", 1.0),
+    Trial("bolton", "logistic", 0.1),
+    Trial("bolton", "logistic", 0.5, 1e-6),
+    Trial("bolton", "logistic", 0.1, 1e-6),
+    Trial("bolton", "huber", 1.0),
+    Trial("bolton", "huber", 0.1),
+    Trial("bolton", "huber", 0.5, 1e-6),
+    Trial("bolton", "huber", 0.1, 1e-6),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rows: int
+    held_out: int
+    features: int
+    trials: list[dict[str, Any]]
+    sql: list[str]
+
+
+@contextmanager
+def temporary_database() -> Iterator[Database]:
+    """A cluster for this run alone. However the run ends, the server is stopped and its directory removed."""
+    path = Path(tempfile.mkdtemp(prefix="bismarck_dp_demo.", dir="/tmp"))
+    try:
+        path.chmod(0o755)  # the server's user must get in
+        with embedded(str(path), durable=False) as database:
+            yield database
+    finally:
+        with _undisturbed():
+            Cluster(path).stop()
+            shutil.rmtree(path)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not cut the cleaning up short."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run(database: Database, rows: int, progress: Progress | None = None) -> Outcome:
+    """Trains every trial. It all happens in one transaction, so that whatever fails leaves nothing behind."""
+    with database._transaction() as connection:
+        session = _Session(connection)
+        session.load(rows)
+        models = [session.train(number, trial) for number, trial in _counted(progress)]
+        accuracies = session.accuracies()
+        session.tidy()
+    trials = [{**model, "accuracy": accuracies[model["model"]]} for model in models]
+    return Outcome(rows, HELD_OUT, FEATURES, trials, session.sql)
+
+
+def _counted(progress: Progress | None) -> Iterator[tuple[int, Trial]]:
+    for number, trial in enumerate(TRIALS, 1):
+        yield number, trial
+        if progress is not None:
+            progress(number, len(TRIALS))
+
+
+class _Session:
+    """The demo's statements, sent and written down."""
+
+    def __init__(self, connection: sqlalchemy.Connection) -> None:
+        self.connection = connection
+        self.sql: list[str] = []
+        self._see_extension()
+        self.table = _free_name(connection)
+        self.models: list[str] = []
+
+    def _send(self, sql: str) -> sqlalchemy.CursorResult[Any]:
+        self.sql.append(sql)
+        return self.connection.exec_driver_sql(sql)
+
+    def _see_extension(self) -> None:
+        """The dp_ functions lie wherever the extension was created; what is shown need not spell that out."""
+        self.connection.exec_driver_sql(
+            "SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ',"
+            " pg_catalog.current_setting('search_path'), pg_catalog.quote_ident(nspname)), true)"
+            " FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace"
+            " WHERE extname = 'bismarck_dp'"
+        )
+
+    def load(self, rows: int) -> None:
+        x, y = synthetic(rows + HELD_OUT)
+        load(self.connection, self.table, x[:rows], y[:rows], progress=False)
+        load(self.connection, f"{self.table}_held_out", x[rows:], y[rows:], progress=False)
+
+    def train(self, number: int, trial: Trial) -> dict[str, Any]:
+        name = f"{self.table}_{number}"
+        self.models.append(name)
+        row = self._send(
+            f"SELECT * FROM dp_train('{self.table}', '{name}', 'y', ARRAY['x'],"
+            f" epsilon => {'NULL' if trial.epsilon is None else trial.epsilon}, delta => {trial.delta},"
+            f" algorithm => '{trial.algorithm}', loss => '{trial.loss}', options => '{json.dumps(OPTIONS)}')"
+        ).one()
+        shown = ("algorithm", "loss", "epsilon", "delta", "mechanism", "sensitivity", "noise_scale", "seconds")
+        return {"model": name, **{column: getattr(row, column) for column in shown}}
+
+    def accuracies(self) -> dict[str, float]:
+        answer = self._send(
+            f"SELECT model, (SELECT avg((dp_predict(model, x) = y)::int)::float8 FROM {self.table}_held_out)"
+            f" FROM unnest({self._model_array()}) AS model"
+        )
+        return {row[0]: row[1] for row in answer}
+
+    def tidy(self) -> None:
+        self._send(f"SELECT dp_forget(model) FROM unnest({self._model_array()}) AS model")
+        self._send(f"DROP TABLE {self.table}, {self.table}_held_out")
+
+    def _model_array(self) -> str:
+        return "ARRAY[" + ", ".join(f"'{model}'" for model in self.models) + "]"
+
+
+def _free_name(connection: sqlalchemy.Connection) -> str:
+    """The stem, or the stem with the first number that no table and no model begins with."""
+    rows = connection.exec_driver_sql(
+        "SELECT relname FROM pg_catalog.pg_class UNION ALL SELECT name FROM bismarck_dp.models"
+    )
+    taken = [row[0] for row in rows if row[0].startswith(STEM)]
+    names = itertools.chain([STEM], (f"{STEM}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if not any(other.startswith(name) for other in taken))
+
+
+def synthetic(rows: int) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Two overlapping classes, -1 and 1, inside the unit ball; the same rows each time."""
+    random = np.random.default_rng(2017)
+    direction = random.normal(size=FEATURES)
+    direction /= np.linalg.norm(direction)
+    y = random.choice([-1.0, 1.0], size=rows)
+    x = random.normal(size=(rows, FEATURES)) + 1.5 * y[:, None] * direction
+    return x / np.linalg.norm(x, axis=1, keepdims=True), y

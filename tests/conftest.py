@@ -1,0 +1,98 @@
+"""One throw-away server for the session; every test gets a database connection and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy
+
+from bismarck_dp.controller.database import Database, embedded
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Database]:
+    home = Path(tempfile.mkdtemp(prefix="bdp_test_", dir="/tmp"))
+    home.chmod(0o755)
+    database = embedded(str(home / "cluster"), durable=False)
+    try:
+        yield database
+    finally:
+        database.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+LEFTOVERS = """
+    SELECT relname FROM pg_class WHERE relnamespace = 'bismarck_dp'::regnamespace AND relname LIKE 'run\\_%%'
+    UNION ALL SELECT name FROM bismarck_dp.model
+    UNION ALL SELECT pid::text FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid()
+"""
+
+
+@pytest.fixture
+def db(server: Database) -> Iterator[Database]:
+    """The server, with no model, packed table or running statement left when the test ends."""
+    yield server
+    with server.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM bismarck_dp.model")
+        left = [row[0] for row in connection.exec_driver_sql(LEFTOVERS)]
+    assert left == []
+
+
+_numbers = count()
+
+
+class Table:
+    """A table of rows, and the arrays it was made from."""
+
+    def __init__(self, db: Database, x: Any, y: Any, dtype: str = "float4") -> None:
+        self.db = db
+        self.name = f"t{next(_numbers)}"
+        self.x, self.y = np.asarray(x), np.asarray(y)
+        db.load(self.name, self.x, self.y, dtype=dtype)
+
+    def drop(self) -> None:
+        with self.db.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {self.name} CASCADE")
+
+
+@pytest.fixture
+def table(db: Database) -> Iterator[Any]:
+    """Makes tables that are dropped at the end of the test."""
+    made: list[Table] = []
+
+    def make(x: Any, y: Any, dtype: str = "float4") -> Table:
+        made.append(Table(db, x, y, dtype))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.drop()
+
+
+@pytest.fixture
+def sql(db: Database) -> Iterator[Any]:
+    """Runs one statement as the superuser and returns its rows."""
+
+    def run(text: str, **values: Any) -> Any:
+        with db.engine.begin() as connection:
+            result = connection.execute(sqlalchemy.text(text), values)
+            return result.mappings().all() if result.returns_rows else []
+
+    yield run
+
+
+def two_classes(n: int, d: int, seed: int = 0) -> tuple[Any, Any]:
+    """Rows around the unit ball with a linear rule and some noise; labels -1/1."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d)).astype(np.float32) / np.sqrt(d)
+    w = rng.normal(size=d)
+    y = np.where(x @ w + 0.3 * rng.normal(size=n) > 0, 1.0, -1.0)
+    return x, y
