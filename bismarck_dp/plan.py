@@ -85,7 +85,7 @@ class Plan:
             "accountant": self.noise.accountant,
             "n": self.n,
             "d": self.d,
-            "lipschitz": self.lipschitz,
+            "lipschitz": self.lipschitz if math.isfinite(self.lipschitz) else None,
             "smoothness": self.smoothness,
             "strong_convexity": schedule.penalty.strong_convexity,
             "feature_bound": self.spec.options["feature_bound"],

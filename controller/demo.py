@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import sqlalchemy
 
+from bismarck_dp.losses import Array
+
 from .database import Database, embedded
 from .embedded import Cluster
 from .loaders import load
@@ -24,7 +26,7 @@ from .train import Progress
 FEATURES = 20
 HELD_OUT = 5_000
 STEM = "bismarck_dp_demo"
-OPTIONS = {"lambda": 0.001, "epochs": 10, "batch_size": 50}
+OPTIONS = {"lambda": 0.01, "epochs": 10, "batch_size": 50}
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,6 @@ class _Session:
         self.sql: list[str] = []
         self._see_extension()
         self.table = _free_name(connection)
-        self.models: list[str] = []
 
     def _send(self, sql: str) -> sqlalchemy.CursorResult[Any]:
         self.sql.append(sql)
@@ -130,11 +131,10 @@ class _Session:
 
     def train(self, number: int, trial: Trial) -> dict[str, Any]:
         name = f"{self.table}_{number}"
-        self.models.append(name)
+        epsilon = "NULL" if trial.epsilon is None else f"{trial.epsilon:g}"
         row = self._send(
-            f"SELECT * FROM dp_train('{self.table}', '{name}', 'y', ARRAY['x'],"
-            f" epsilon => {'NULL' if trial.epsilon is None else trial.epsilon}, delta => {trial.delta},"
-            f" algorithm => '{trial.algorithm}', loss => '{trial.loss}', options => '{json.dumps(OPTIONS)}')"
+            f"SELECT * FROM dp_train('{self.table}', '{name}', 'y', ARRAY['x'], {epsilon}, {trial.delta:g},\n"
+            f"    algorithm => '{trial.algorithm}', loss => '{trial.loss}', options => '{json.dumps(OPTIONS)}')"
         ).one()
         shown = ("algorithm", "loss", "epsilon", "delta", "mechanism", "sensitivity", "noise_scale", "seconds")
         return {"model": name, **{column: getattr(row, column) for column in shown}}
@@ -142,16 +142,17 @@ class _Session:
     def accuracies(self) -> dict[str, float]:
         answer = self._send(
             f"SELECT model, (SELECT avg((dp_predict(model, x) = y)::int)::float8 FROM {self.table}_held_out)"
-            f" FROM unnest({self._model_array()}) AS model"
+            f" AS accuracy\n    FROM {self._models()}"
         )
-        return {row[0]: row[1] for row in answer}
+        return {row.model: row.accuracy for row in answer}
 
     def tidy(self) -> None:
-        self._send(f"SELECT dp_forget(model) FROM unnest({self._model_array()}) AS model")
+        self._send(f"SELECT dp_forget(model) FROM {self._models()}")
         self._send(f"DROP TABLE {self.table}, {self.table}_held_out")
 
-    def _model_array(self) -> str:
-        return "ARRAY[" + ", ".join(f"'{model}'" for model in self.models) + "]"
+    def _models(self) -> str:
+        """By number: a pattern could match a model that somebody else made."""
+        return f"(SELECT '{self.table}_' || number AS model FROM generate_series(1, {len(TRIALS)}) AS number) AS models"
 
 
 def _free_name(connection: sqlalchemy.Connection) -> str:
@@ -164,7 +165,7 @@ def _free_name(connection: sqlalchemy.Connection) -> str:
     return next(name for name in names if not any(other.startswith(name) for other in taken))
 
 
-def synthetic(rows: int) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+def synthetic(rows: int) -> tuple[Array, Array]:
     """Two overlapping classes, -1 and 1, inside the unit ball; the same rows each time."""
     random = np.random.default_rng(2017)
     direction = random.normal(size=FEATURES)

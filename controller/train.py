@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
     engine.begin(packed, plan)
     packed, passes = _epochs(engine, packed, plan, shape, progress)
     weights = engine.release(packed, plan)
+    _check_finite(weights, plan)
     engine.drop(packed)
     for note in plan.notes if request.spec.epsilon is not None else ():
         engine.warn(note)
@@ -70,6 +72,14 @@ def _epochs(engine: Engine, packed: Packed, plan: Plan, shape: Shape, progress: 
                 return packed, done
             before = now
     return packed, planned
+
+
+def _check_finite(weights: list[float], plan: Plan) -> None:
+    """Only a step that no private algorithm accepts makes weights grow without bound."""
+    if not all(math.isfinite(weight) for weight in weights):
+        raise BismarckError(
+            f"training diverged with a first step of {plan.schedule.step.first:g}", "use a smaller step or a radius"
+        )
 
 
 def _model(

@@ -288,7 +288,7 @@ def test_prediction_is_the_same_everywhere(db: Database, table: Any, sql: Any) -
         np.testing.assert_allclose([row["q"] for row in told], model.predict_proba(x), atol=1e-12)
         assert model.score(x, y) > 0.9
         assert set(model.predict(x)) == {0, 1}
-    assert sql("SELECT dp_predict(:m, ARRAY[1, 'NaN', 1]) AS p", m=model.name)[0]["p"] is None
+    assert sql("SELECT dp_predict(:m, ARRAY[1, 'NaN'::float8, 1]) AS p", m=model.name)[0]["p"] is None
 
 
 def test_regression(db: Database, table: Any, sql: Any) -> None:

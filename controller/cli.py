@@ -1,0 +1,538 @@
+"""The command line: the verbs of Python and SQL, for people at a terminal and, with --json, for programs.
+
+What a command answers goes to stdout and everything else to stderr. The exit code is 0, 1 when a command failed, or 2
+when it was not understood.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import json
+import math
+import signal
+import sys
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
+
+import click
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+import bismarck_dp
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.losses import Array
+from bismarck_dp.model import Model
+from bismarck_dp.spec import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from .database import Database
+    from .train import Progress
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
+ROWS_AT_ONCE = 10_000  # predicted together
+MISSING = {"", "na"}
+
+
+class _Failure(click.ClickException):
+    """A refusal on stderr: what is wrong, and what would work."""
+
+    def __init__(self, error: BismarckError) -> None:
+        super().__init__(error.message)
+        self.hint = error.hint
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", file=file, err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
+
+
+class _Commands(click.Group):
+    """Commands that fail without a traceback, and clean up when they are asked to end."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with _orderly_end(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a model's notes, which the answer shows
+                return super().invoke(ctx)
+        except BismarckError as error:
+            raise _Failure(error) from error
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, so that a server we started is stopped. Whoever ignores them still does."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+_data = click.option("--data", metavar="DIRECTORY", help="Where the embedded database lies.")
+_url = click.option(
+    "--url", envvar="BISMARCK_DP_URL", help="The database; without it, an embedded one.  [BISMARCK_DP_URL]"
+)
+
+
+def _database_options(command: Command) -> Command:
+    return _url(_data(_json(command)))
+
+
+def _value(text: str) -> Any:
+    """What an option's text means: a list, a truth value, a number, or the word itself."""
+    if "," in text:
+        return [_value(part) for part in text.split(",")]
+    truth = {"true": True, "false": False}
+    if text.strip().lower() in truth:
+        return truth[text.strip().lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _flag(name: str, option: Option) -> Callable[[Command], Command]:
+    """The command-line flag of an option of dp_train, under the same name with dashes."""
+    word = name.replace("_", "-")
+    if isinstance(option.default, bool):
+        return click.option(f"--{word}/--no-{word}", name, default=None, help=f"{option.help}.")
+    default = "" if option.default in (None, math.inf) else f"  [default: {_cell(option.default)}]"
+    return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{option.help}.{default}")
+
+
+def _training_options(command: Command) -> Command:
+    for name, option in reversed(OPTIONS.items()):
+        command = _flag(name, option)(command)
+    shared = (
+        click.option("--model", metavar="NAME", help="Name to register the model under.  [default: SOURCE_1, ...]"),
+        click.option("--label", metavar="COLUMN", default="y", show_default=True, help="The label's column."),
+        click.option(
+            "--features",
+            metavar="COLUMN,...",
+            default=("x",),
+            multiple=True,
+            show_default=True,
+            help="One array column, or several numeric ones.",
+        ),
+        click.option("--epsilon", type=float, help="No default: privacy is always spelled out."),
+        click.option("--delta", type=float, default=0.0, show_default=True),
+        click.option("--algorithm", metavar="NAME", default="bolton", show_default=True),
+        click.option("--loss", metavar="NAME", default="logistic", show_default=True),
+    )
+    for decorate in reversed(shared):
+        command = decorate(command)
+    return command
+
+
+def _spec(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Algorithm, loss, privacy and those options that were given, as Python's functions take them."""
+    chosen = {name: given[name] for name in ("epsilon", "delta", "algorithm", "loss")}
+    return {**chosen, **{name: given[name] for name in OPTIONS if given[name] is not None}}
+
+
+def _columns(given: Mapping[str, Any]) -> dict[str, Any]:
+    features = [name.strip() for item in given["features"] for name in item.split(",")]
+    return {"label": given["label"], "features": features}
+
+
+# ----------------------------------------------------------------------------------------------------- in and out
+
+
+@contextmanager
+def _open(url: str | None, data: str | None) -> Iterator[Database]:
+    """The database of --url, or the embedded one, which is stopped again if it did not run before."""
+    from sqlalchemy.exc import ArgumentError
+
+    from .database import connect, embedded
+
+    if url and data:
+        raise click.UsageError("--url (or BISMARCK_DP_URL) and --data name two databases: choose one")
+    try:
+        database = connect(url) if url else embedded(data)
+    except ArgumentError as error:  # its text may show the password
+        raise BismarckError("the URL is not one of a database", "postgresql://user@host/database") from error
+    with database:
+        yield database
+
+
+@contextmanager
+def _progress(word: str, quiet: bool) -> Iterator[Progress | None]:
+    """A bar on a terminal, a line for each step otherwise, and nothing for programs."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        parts = (TextColumn(word), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*parts, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(word, total=None)
+            yield lambda done, planned: bar.update(task, completed=done, total=planned)
+    else:
+        yield lambda done, planned: click.echo(f"{word} {done} of {planned}", err=True)
+
+
+def _plain(value: Any) -> Any:
+    """A value JSON can hold: arrays as lists, and null for what is no number."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), _cell(value))
+    _console().print(table)
+
+
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table with numbers to the right; names are folded rather than cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, value in rows[0].items():
+        number = value is None or isinstance(value, (int, float))
+        table.add_column(key.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    _console().print(table)
+
+
+def _pick(model: Model, *names: str) -> dict[str, Any]:
+    return {"model": model.name, **{name: getattr(model, name) for name in names}}
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(bismarck_dp.__version__, prog_name="bismarck-dp")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Differentially private model training inside PostgreSQL.
+
+    Commands work on the database of --url or BISMARCK_DP_URL. Without either they use an embedded PostgreSQL: the one
+    that `up` started, or one that runs only as long as the command.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=100), default=20_000, show_default=True, help="Rows to train on.")
+@_url
+@_json
+def demo(rows: int, url: str | None, as_json: bool) -> None:
+    """Train private models on made-up rows and show what privacy costs.
+
+    Without --url this happens in a PostgreSQL made for the occasion and removed afterwards. With it, what was made in
+    that database is dropped again.
+
+    Example: bismarck-dp demo --rows 50000
+    """
+    from .demo import run, temporary_database
+
+    with _open(url, None) if url else temporary_database() as database, _progress("model", as_json) as progress:
+        outcome = run(database, rows, progress)
+    if as_json:
+        _print_json(dataclasses.asdict(outcome))
+        return
+    shown = ("algorithm", "loss", "epsilon", "delta", "sensitivity", "noise_scale", "accuracy", "seconds")
+    _print_rows([{name: row[name] for name in shown} for row in outcome.trials])
+    click.echo(f"Trained on {outcome.rows} rows; accuracy is that on {outcome.held_out} others. What was run:\n")
+    for statement in outcome.sql:
+        click.echo(f"{statement};")
+
+
+@main.command()
+@_data
+@_json
+def up(data: str | None, as_json: bool) -> None:
+    """Start the embedded database and leave it running.
+
+    Example: bismarck-dp up --data ./data
+    """
+    from .database import embedded
+
+    database = embedded(data)
+    database.engine.dispose()
+    assert database.cluster is not None
+    cluster = database.cluster
+    if as_json:
+        _print_json({"url": cluster.url(), "path": str(cluster.path), "started": cluster.started_here})
+        return
+    click.echo(f"{'started' if cluster.started_here else 'runs already'}: {cluster.path}")
+    click.echo(f"url: {cluster.url()}")
+
+
+@main.command()
+@_data
+@_json
+def down(data: str | None, as_json: bool) -> None:
+    """Stop the embedded database; its data stay.
+
+    Example: bismarck-dp down --data ./data
+    """
+    from .embedded import Cluster
+
+    cluster = Cluster(data)
+    ran = cluster.running
+    cluster.stop()
+    if as_json:
+        _print_json({"path": str(cluster.path), "stopped": ran})
+        return
+    click.echo(f"{'stopped' if ran else 'does not run'}: {cluster.path}")
+
+
+def _column(text: str) -> int | str:
+    """A column's number, counted from 0 or with a minus from the end, or its name."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+@main.command()
+@click.argument("table")
+@click.argument("file")
+@click.option(
+    "--label-column",
+    type=_column,
+    metavar="N|NAME",
+    default="0",
+    show_default=True,
+    help="The label's column in a CSV file: its number, -1 for the last, or its name.",
+)
+@click.option("--header/--no-header", default=None, help="Whether the first line holds names.  [default: look]")
+@click.option("--format", "kind", type=click.Choice(["csv", "libsvm"]), help="The file's format.  [default: look]")
+@click.option(
+    "--n-features", type=click.IntRange(min=1), help="Features of a LIBSVM file.  [default: the largest index]"
+)
+@click.option("--dtype", type=click.Choice(["float4", "float8"]), help="Type of the features.")
+@click.option("--replace", is_flag=True, help="Drop a table of that name first.")
+@_database_options
+def load(
+    table: str,
+    file: str,
+    label_column: int | str,
+    header: bool | None,
+    kind: str | None,
+    n_features: int | None,
+    dtype: str | None,
+    replace: bool,
+    url: str | None,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    """Load a CSV or LIBSVM file, gzipped or not, as TABLE(id, y, x).
+
+    Example: bismarck-dp load rows adult.csv.gz --label-column income
+    """
+    how = {"header": header, "label_column": label_column, "format": kind, "n_features": n_features}
+    with _open(url, data) as database:
+        rows = database.load(table, file, **how, dtype=dtype, replace=replace, progress=False if as_json else None)
+    if as_json:
+        _print_json({"table": table, "rows": rows})
+        return
+    click.echo(f"{rows} rows loaded into {table}")
+
+
+@main.command()
+@click.argument("source")
+@_training_options
+@_database_options
+def train(source: str, url: str | None, data: str | None, as_json: bool, **given: Any) -> None:
+    """Train a model on the table or view SOURCE.
+
+    Example: bismarck-dp train rows --model m --epsilon 0.5 --delta 1e-6 --lambda 0.01 --epochs 10
+    """
+    with _open(url, data) as database, _progress("pass", as_json) as progress:
+        model = database.train(source, model=given["model"], progress=progress, **_columns(given), **_spec(given))
+    if as_json:
+        _print_json(dataclasses.asdict(model))
+        return
+    privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
+    _print_facts(_pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note"))
+
+
+@main.command()
+@click.argument("source", required=False)
+@click.option("--n", type=click.IntRange(min=1), help="Rows, instead of SOURCE.")
+@click.option("--d", type=click.IntRange(min=1), help="Features, instead of SOURCE.")
+@_training_options
+@_database_options
+def explain(
+    source: str | None,
+    n: int | None,
+    d: int | None,
+    url: str | None,
+    data: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Show what `train` would do and why it is private, at no cost.
+
+    Takes the options of `train` and either SOURCE, of which the number of rows and features is read, or --n and --d,
+    which need no database.
+
+    Example: bismarck-dp explain --n 20000 --d 20 --epsilon 0.5 --delta 1e-6 --lambda 0.01
+    """
+    if source is not None and n is None and d is None:
+        with _open(url, data) as database:
+            plan = database.explain(source, **_columns(given), **_spec(given))
+    elif source is None and n is not None and d is not None:
+        plan = bismarck_dp.explain(n=n, d=d, **_spec(given))
+    else:
+        raise click.UsageError("name a SOURCE, or give both --n and --d")
+    if as_json:
+        _print_json(plan)
+        return
+    _print_facts(plan)
+
+
+@main.command()
+@click.argument("model")
+@click.argument("file")
+@click.option("--header/--no-header", default=None, help="Whether the first line holds names.  [default: look]")
+@click.option("--proba", is_flag=True, help="The probabilities of both classes instead, negative first.")
+@_database_options
+def predict(
+    model: str,
+    file: str,
+    header: bool | None,
+    proba: bool,
+    url: str | None,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    """Predict the rows of FILE, a CSV of features without label, gzipped or not; - is stdin.
+
+    Example: bismarck-dp predict m new.csv > labels.txt
+    """
+    with _open(url, data) as database:
+        found = database.model(model)
+    apply = found.predict_proba if proba else found.predict
+    answers = (apply(rows) for rows in _feature_rows(file, header))
+    if as_json:
+        _print_json([answer for chunk in answers for answer in chunk.tolist()])
+        return
+    for chunk in answers:
+        click.echo("\n".join(",".join(map(_exact, row)) for row in chunk.reshape(len(chunk), -1).tolist()))
+
+
+def _exact(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return repr(value).removesuffix(".0")
+
+
+def _text(file: str) -> str:
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BismarckError(f"{file} cannot be read: {reason}", "a whole CSV file that you may read") from error
+    return content.decode("utf-8-sig", errors="replace")
+
+
+def _feature_rows(file: str, header: bool | None) -> Iterator[Array]:
+    """The rows of a CSV file, some at a time. Messages say where it is wrong and never show a value."""
+    lines = [entry for entry in enumerate(io.StringIO(_text(file), newline=None), 1) if entry[1].strip()]
+    if not lines:
+        raise BismarckError(f"{file} has no rows", "a line of features for each row to predict")
+    delimiter = next((mark for mark in ",;\t" if mark in lines[0][1]), ",")
+    records = list(csv.reader((line for _, line in lines), delimiter=delimiter))
+    width = len(records[0])
+    if header is None:
+        header = not all(_is_number(cell) for cell in records[0])
+    numbered = islice(zip((number for number, _ in lines), records), int(header), None)
+    parsed = (_numbers(f"{file}, line {number}", cells, width) for number, cells in numbered)
+    while chunk := list(islice(parsed, ROWS_AT_ONCE)):
+        yield np.array(chunk)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell.strip().lower() in MISSING
+    return True
+
+
+def _numbers(where: str, cells: list[str], width: int) -> list[float]:
+    if len(cells) != width:
+        message = f"{where}: {len(cells)} columns, where the first line has {width}"
+        raise BismarckError(message, "as many on every line")
+    wrong = next((column for column, cell in enumerate(cells, 1) if not _is_number(cell)), None)
+    if wrong is not None:
+        raise BismarckError(f"{where}, column {wrong}: not a number", "a missing value is empty or NA")
+    return [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
+
+
+@main.command()
+@_database_options
+def models(url: str | None, data: str | None, as_json: bool) -> None:
+    """List the models you may use.
+
+    Example: bismarck-dp models --json
+    """
+    with _open(url, data) as database:
+        found = database.models()
+    if as_json:
+        _print_json([dataclasses.asdict(model) for model in found])
+    elif found:
+        shape = ("source", "n", "d", "passes", "seconds")
+        _print_rows([_pick(model, "algorithm", "loss", "epsilon", "delta", "mechanism", *shape) for model in found])
+    else:
+        click.echo("no models yet", err=True)
+
+
+if __name__ == "__main__":
+    main()
