@@ -38,6 +38,8 @@ import numpy.typing as npt
 from .penalties import L2
 from .steps import Step
 
+Floats = npt.NDArray[np.float64]
+
 SEGMENT = 1 << 18
 """Updates handled at once: memory stays bounded however long a pass is."""
 
@@ -72,7 +74,60 @@ class Schedule:
 
 
 def output_sensitivity(schedule: Schedule, jump: float) -> float:
-    """The largest L2 distance of two releases, for a gradient jump J: the module's claim, in O(T) time."""
+    """The largest L2 distance of two releases, for a gradient jump J: the module's claim."""
+    gain = closed_form(schedule)
+    return jump / schedule.batch_size * (recursion(schedule) if gain is None else gain)
+
+
+def closed_form(schedule: Schedule) -> float | None:
+    """The recursion's value in O(passes) time, where the worst position is the same in every pass; None elsewhere.
+
+    Without a regulariser nothing shrinks and steps never grow: the first update of a pass matters most, also to an
+    average. With one, and the last iterate released, eta_t times the product of later shrinks never falls along a pass
+    with a constant step (each factor is at most 1) or with min(1/beta, 1/(gamma t)) (it is constant where 1/(gamma t)
+    rules, because eta_t (1 - 1/(t+1)) = eta_{t+1}): the last update matters most.
+    """
+    if schedule.penalty.strength == 0:
+        after, position = _shares_after_passes(schedule), 0
+    elif schedule.average == "none" and (shrunk := _shrinks_after_passes(schedule)) is not None:
+        after, position = shrunk, -1
+    else:
+        return None
+    gains = []
+    for rows in set(schedule.part_sizes()):
+        updates = schedule.updates(rows)
+        t = np.arange(schedule.passes, dtype=np.float64) * updates + (1 if position == 0 else updates)
+        iterates = _iterate_weights(schedule, rows) * (updates if position == 0 else 1)
+        gains.append(schedule.step.at(t) * (rows / schedule.n * after + iterates))
+    return float(np.max(gains, axis=0).sum() if schedule.shuffle == "each_pass" else np.sum(gains, axis=1).max())
+
+
+def _iterate_weights(schedule: Schedule, rows: int) -> Floats:
+    return np.array([schedule.iterate_weight(rows, j) for j in range(schedule.passes)])
+
+
+def _shares_after_passes(schedule: Schedule) -> Floats:
+    """Without a regulariser: what a unit distance right after each pass adds to the release, through later iterates."""
+    last = 1.0 if schedule.average == "none" else 0.0
+    shares = np.zeros(schedule.passes)
+    for rows, count in Counter(schedule.part_sizes()).items():
+        shares += count * _iterate_weights(schedule, rows) * schedule.updates(rows)
+    return last + np.append(np.cumsum(shares[:0:-1])[::-1], 0.0)
+
+
+def _shrinks_after_passes(schedule: Schedule) -> Floats | None:
+    """With one: how much of a unit distance right after each pass is left at the end, or None without a closed form."""
+    left = np.zeros(schedule.passes)
+    for rows, count in Counter(schedule.part_sizes()).items():
+        log = schedule.step.log_shrink(schedule.passes, schedule.updates(rows), schedule.penalty.strength)
+        if log is None:
+            return None
+        left += count * rows / schedule.n * np.exp(log)
+    return np.append(np.cumprod(left[:0:-1])[::-1], 1.0)
+
+
+def recursion(schedule: Schedule) -> float:
+    """The same by the recursion itself, in O(T) time, for every schedule."""
     # Partitions of one size behave alike: there are at most two sizes, and all but one partition only contract.
     sizes = Counter(schedule.part_sizes())
     totals = {rows: np.zeros(schedule.updates(rows)) for rows in sizes}
@@ -87,19 +142,17 @@ def output_sensitivity(schedule: Schedule, jump: float) -> float:
         after_pass = before_pass
         fresh += largest
     fixed = max(float(total.max()) for total in totals.values())
-    return jump / schedule.batch_size * (fresh if schedule.shuffle == "each_pass" else fixed)
+    return fresh if schedule.shuffle == "each_pass" else fixed
 
 
-def _add_gains(total: npt.NDArray[np.float64], gains: list[tuple[int, npt.NDArray[np.float64]]]) -> float:
+def _add_gains(total: Floats, gains: list[tuple[int, Floats]]) -> float:
     """Adds one pass's gains to the totals by position; returns the largest of them."""
     for start, gain in gains:
         total[start : start + len(gain)] += gain
     return max(float(gain.max()) for _, gain in gains)
 
 
-def _pass(
-    schedule: Schedule, rows: int, j: int, after_pass: float
-) -> tuple[float, list[tuple[int, npt.NDArray[np.float64]]]]:
+def _pass(schedule: Schedule, rows: int, j: int, after_pass: float) -> tuple[float, list[tuple[int, Floats]]]:
     """Backwards through pass j of a partition: the influence on entry, and eta_t * influence_t by position."""
     influence = rows / schedule.n * after_pass
     weight = schedule.iterate_weight(rows, j)
@@ -112,7 +165,7 @@ def _pass(
     return influence, gains
 
 
-def _segments(schedule: Schedule, rows: int, j: int) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+def _segments(schedule: Schedule, rows: int, j: int) -> Iterator[tuple[int, Floats]]:
     """The steps of pass j, last segment first, each with its first position."""
     updates = schedule.updates(rows)
     for start in reversed(range(0, updates, SEGMENT)):
@@ -120,7 +173,7 @@ def _segments(schedule: Schedule, rows: int, j: int) -> Iterator[tuple[int, npt.
         yield start, schedule.step.at(t)
 
 
-def _influences(shrink: npt.NDArray[np.float64], influence: float, weight: float) -> npt.NDArray[np.float64]:
+def _influences(shrink: Floats, influence: float, weight: float) -> Floats:
     """Solves A_t = weight + shrink_{t+1} A_{t+1} backwards; `influence` is that of the end of the segment."""
     from scipy.linalg.lapack import dtbtrs  # compiled back substitution: the recursion itself, and stable
 

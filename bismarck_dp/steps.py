@@ -51,6 +51,18 @@ class Step:
             return (1 + math.log(self.gamma * updates / self.beta)) / self.gamma
         return updates * self.first
 
+    def log_shrink(self, passes: int, updates: int, strength: float) -> Array | None:
+        """log of the product of (1 - eta_t strength) over each pass, where it has a closed form; strength is gamma."""
+        if self.rule == "constant":
+            return np.full(passes, updates * math.log1p(-self.eta * strength))
+        if self.rule != "strongly-convex" or strength != self.gamma:
+            return None
+        before = np.arange(passes, dtype=np.float64) * updates
+        constant = np.clip(math.floor(self.beta / self.gamma) - before, 0, updates)
+        # Beyond them eta_t strength = 1 / t, and the product of (1 - 1/t) telescopes.
+        telescoped = np.log((before + constant) / (before + updates))
+        return constant * math.log1p(-strength / self.beta) + telescoped
+
     def params(self) -> dict[str, Any]:
         """What the kernel reads."""
         numbers = asdict(self)

@@ -121,10 +121,11 @@ def _value(text: str) -> Any:
 def _flag(name: str, option: Option) -> Callable[[Command], Command]:
     """The command-line flag of an option of dp_train, under the same name with dashes."""
     word = name.replace("_", "-")
+    text = f"{option.help[0].upper()}{option.help[1:]}."
     if isinstance(option.default, bool):
-        return click.option(f"--{word}/--no-{word}", name, default=None, help=f"{option.help}.")
+        return click.option(f"--{word}/--no-{word}", name, default=None, help=text)
     default = "" if option.default in (None, math.inf) else f"  [default: {_cell(option.default)}]"
-    return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{option.help}.{default}")
+    return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{text}{default}")
 
 
 def _training_options(command: Command) -> Command:
@@ -176,8 +177,9 @@ def _open(url: str | None, data: str | None) -> Iterator[Database]:
         raise click.UsageError("--url (or BISMARCK_DP_URL) and --data name two databases: choose one")
     try:
         database = connect(url) if url else embedded(data)
-    except ArgumentError as error:  # its text may show the password
-        raise BismarckError("the URL is not one of a database", "postgresql://user@host/database") from error
+    except (ArgumentError, ImportError) as error:  # whose text may show the password
+        hint = "postgresql+psycopg2://user@host/database"
+        raise BismarckError("the URL is not one of a database this can open", hint) from error
     with database:
         yield database
 
@@ -212,7 +214,7 @@ def _print_json(value: Any) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -274,7 +276,9 @@ def demo(rows: int, url: str | None, as_json: bool) -> None:
     Without --url this happens in a PostgreSQL made for the occasion and removed afterwards. With it, what was made in
     that database is dropped again.
 
-    Example: bismarck-dp demo --rows 50000
+    \b
+    Example:
+      bismarck-dp demo --rows 50000
     """
     from .demo import run, temporary_database
 
@@ -296,7 +300,9 @@ def demo(rows: int, url: str | None, as_json: bool) -> None:
 def up(data: str | None, as_json: bool) -> None:
     """Start the embedded database and leave it running.
 
-    Example: bismarck-dp up --data ./data
+    \b
+    Example:
+      bismarck-dp up --data ./data
     """
     from .database import embedded
 
@@ -317,7 +323,9 @@ def up(data: str | None, as_json: bool) -> None:
 def down(data: str | None, as_json: bool) -> None:
     """Stop the embedded database; its data stay.
 
-    Example: bismarck-dp down --data ./data
+    \b
+    Example:
+      bismarck-dp down --data ./data
     """
     from .embedded import Cluster
 
@@ -372,7 +380,9 @@ def load(
 ) -> None:
     """Load a CSV or LIBSVM file, gzipped or not, as TABLE(id, y, x).
 
-    Example: bismarck-dp load rows adult.csv.gz --label-column income
+    \b
+    Example:
+      bismarck-dp load rows adult.csv.gz --label-column income
     """
     how = {"header": header, "label_column": label_column, "format": kind, "n_features": n_features}
     with _open(url, data) as database:
@@ -390,7 +400,9 @@ def load(
 def train(source: str, url: str | None, data: str | None, as_json: bool, **given: Any) -> None:
     """Train a model on the table or view SOURCE.
 
-    Example: bismarck-dp train rows --model m --epsilon 0.5 --delta 1e-6 --lambda 0.01 --epochs 10
+    \b
+    Example:
+      bismarck-dp train rows --model m --epsilon 0.5 --delta 1e-6 --lambda 0.01 --epochs 10
     """
     with _open(url, data) as database, _progress("pass", as_json) as progress:
         model = database.train(source, model=given["model"], progress=progress, **_columns(given), **_spec(given))
@@ -421,7 +433,9 @@ def explain(
     Takes the options of `train` and either SOURCE, of which the number of rows and features is read, or --n and --d,
     which need no database.
 
-    Example: bismarck-dp explain --n 20000 --d 20 --epsilon 0.5 --delta 1e-6 --lambda 0.01
+    \b
+    Example:
+      bismarck-dp explain --n 20000 --d 20 --epsilon 0.5 --delta 1e-6 --lambda 0.01
     """
     if source is not None and n is None and d is None:
         with _open(url, data) as database:
@@ -453,7 +467,9 @@ def predict(
 ) -> None:
     """Predict the rows of FILE, a CSV of features without label, gzipped or not; - is stdin.
 
-    Example: bismarck-dp predict m new.csv > labels.txt
+    \b
+    Example:
+      bismarck-dp predict m new.csv > labels.txt
     """
     with _open(url, data) as database:
         found = database.model(model)
@@ -521,7 +537,9 @@ def _numbers(where: str, cells: list[str], width: int) -> list[float]:
 def models(url: str | None, data: str | None, as_json: bool) -> None:
     """List the models you may use.
 
-    Example: bismarck-dp models --json
+    \b
+    Example:
+      bismarck-dp models --json
     """
     with _open(url, data) as database:
         found = database.models()

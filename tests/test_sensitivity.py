@@ -15,7 +15,7 @@ from bismarck_dp import Spec, make_plan, reference
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.penalties import L2
-from bismarck_dp.sensitivity import Schedule, output_sensitivity
+from bismarck_dp.sensitivity import Schedule, closed_form, output_sensitivity, recursion
 from bismarck_dp.steps import Step
 
 STEPS = {
@@ -64,6 +64,7 @@ def test_recursion_is_the_largest_over_positions(
         paths = [[i] * 3 for i in updates] if shuffle == "once" else [list(path) for path in product(updates, repeat=3)]
         best = max(best, max(forward(schedule, part, path) for path in paths))
     ours = output_sensitivity(schedule, 1.0)
+    assert ours == pytest.approx(recursion(schedule) / batch_size, rel=1e-12), "the closed form is the recursion's value"
     if shuffle == "each_pass" and len(set(sizes)) > 1:
         assert ours >= best * (1 - 1e-12), "a row may also change partition between passes"
     else:
@@ -72,9 +73,25 @@ def test_recursion_is_the_largest_over_positions(
 
 def test_long_passes_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = Schedule(1000, 3, 2, 1, "all", "once", STEPS["strongly-convex"], L2(0.05))
-    whole = output_sensitivity(schedule, 1.0)
+    whole = recursion(schedule)
     monkeypatch.setattr("bismarck_dp.sensitivity.SEGMENT", 7)
-    assert output_sensitivity(schedule, 1.0) == pytest.approx(whole, rel=1e-13)
+    assert recursion(schedule) == pytest.approx(whole, rel=1e-13)
+
+
+@pytest.mark.parametrize("shuffle", ["once", "each_pass"])
+@pytest.mark.parametrize("workers", [1, 7])
+@pytest.mark.parametrize("rule", sorted(STEPS))
+def test_closed_form_equals_the_recursion_on_long_runs(rule: str, workers: int, shuffle: str) -> None:
+    """Thousands of updates, through the constant region of the strongly convex steps and beyond."""
+    for n, batch_size, passes, strength, average in product([1003, 40_000], [1, 50], [1, 9], [0.0, 1e-4, 0.05], ["none", "all"]):
+        step = Step("strongly-convex", beta=2 + strength, gamma=strength) if rule == "strongly-convex" and strength else STEPS[rule]
+        schedule = Schedule(n, batch_size, passes, workers, average, shuffle, step, L2(strength))
+        gain = closed_form(schedule)
+        if gain is not None:
+            assert gain == pytest.approx(recursion(schedule), rel=1e-9)
+        else:
+            assert strength > 0
+            assert average == "all" or rule not in ("constant", "strongly-convex")
 
 
 def test_known_closed_forms() -> None:

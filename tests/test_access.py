@@ -1,0 +1,233 @@
+"""Who may do what: the source is read with the caller's rights, and nothing un-noised can be had besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy
+from conftest import two_classes
+
+from bismarck_dp.controller.database import Database, connect
+
+
+@pytest.fixture
+def analyst(db: Database) -> Iterator[Database]:
+    """A connection as a role with no rights of its own."""
+    assert db.cluster is not None
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE analyst LOGIN")
+        connection.exec_driver_sql("GRANT CREATE ON SCHEMA public TO analyst")
+    other = connect(db.cluster.url(user="analyst"))
+    yield other
+    other.close()
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY analyst CASCADE; DROP ROLE analyst")
+
+
+def run(db: Database, text: str) -> Any:
+    with db.engine.begin() as connection:
+        result = connection.execute(sqlalchemy.text(text))
+        return result.mappings().all() if result.returns_rows else []
+
+
+def refused(db: Database, text: str, message: str = "permission denied") -> None:
+    with pytest.raises(Exception, match=message):
+        run(db, text)
+
+
+def train_sql(name: str, model: str = "mine", options: str = "{}", source: str = "") -> str:
+    return f"SELECT * FROM dp_train('{source or name}', '{model}', 'y', '{{x}}', 1.0, options => '{options}')"
+
+
+def test_a_table_the_caller_cannot_read(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    refused(analyst, train_sql(rows.name), f"permission denied for table {rows.name}")
+    refused(analyst, f"SELECT * FROM dp_explain('{rows.name}', 'm', 'y', '{{x}}', 1.0)", "permission denied for table")
+    with pytest.raises(Exception, match="permission denied"):
+        analyst.train(rows.name, epsilon=1)
+    assert sql("SELECT * FROM bismarck_dp.model") == []
+
+
+def test_rights_on_the_named_columns_are_enough(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    sql(f"GRANT SELECT (y, x) ON {rows.name} TO analyst")
+    assert run(analyst, train_sql(rows.name))[0]["owner"] == "analyst"
+    model = analyst.train(rows.name, model="second", epsilon=1.0, epochs=3)
+    assert model.private
+    assert model.passes == 3
+    assert [m.name for m in analyst.models()] == ["mine", "second"]
+    assert analyst.explain(rows.name, epsilon=1.0)["n"] == "100"
+    sql(f"REVOKE ALL ON {rows.name} FROM analyst")
+
+
+def test_a_seed_is_for_the_owner_of_the_table(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    sql(f"GRANT SELECT ON {rows.name} TO analyst")
+    refused(analyst, train_sql(rows.name, options='{"seed": 1}'), "only the owner of")
+    run(analyst, f"CREATE TABLE own AS SELECT * FROM {rows.name}")
+    assert not run(analyst, train_sql("own", options='{"seed": 1}'))[0]["private"]
+
+
+def test_models_belong_to_the_role_that_trained_them(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    db.train(rows.name, model="theirs", algorithm="sgd")
+    assert run(analyst, "SELECT * FROM bismarck_dp.models") == []
+    refused(analyst, "SELECT dp_predict('theirs', '{1,2,3}')", 'model "theirs" does not exist')
+    refused(analyst, "SELECT dp_forget('theirs')", 'model "theirs" does not exist')
+    sql(f"GRANT SELECT ON {rows.name} TO analyst")
+    refused(analyst, train_sql(rows.name, "theirs"), "is taken")
+    run(analyst, train_sql(rows.name))
+    assert run(analyst, "SELECT dp_predict('mine', '{1,2,3}') AS p")[0]["p"] in (-1, 1)
+    run(analyst, "SELECT dp_forget('mine')")
+    assert [m.name for m in db.models()] == ["theirs"]
+
+
+INTERNALS = [
+    "SELECT * FROM bismarck_dp.model",
+    "DELETE FROM bismarck_dp.model",
+    "UPDATE bismarck_dp.models SET epsilon = 0",
+    "SELECT nextval('bismarck_dp.run')",
+    "SELECT bismarck_dp.serve('train', '{}')",
+    "SELECT bismarck_dp.caller()",
+    "SELECT bismarck_dp.describe('pg_authid', 'oid', '{oid}', true)",
+    "SELECT bismarck_dp.pack('pg_authid', 'oid', '{oid}', '{}', '{}')",
+    "SELECT bismarck_dp.repack('{}', '{}', '{}')",
+    "SELECT bismarck_dp.begin(1, 'sgd', 1, '{}')",
+    "SELECT bismarck_dp.fold(1, 'SELECT 1')",
+    "SELECT bismarck_dp.objective(1)",
+    "SELECT bismarck_dp.release(1, '{}')",
+    "SELECT bismarck_dp.merge(NULL)",
+    "SELECT bismarck_dp.epoch(NULL, 0, 0, NULL)",
+    "CREATE TABLE bismarck_dp.mine (a int)",
+]
+
+
+@pytest.mark.parametrize("statement", INTERNALS)
+def test_internals_are_closed(analyst: Database, statement: str) -> None:
+    refused(analyst, statement)
+
+
+def test_the_python_path_is_the_superusers(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    """Set before the module is loaded, or after: a stranger's directory is never imported from."""
+    rows = table(*two_classes(60, 3))
+    sql(f"GRANT SELECT ON {rows.name} TO analyst")
+    with analyst.engine.begin() as connection:
+        connection.exec_driver_sql("SET bismarck_dp.python_path = '/tmp/evil'")
+        connection.exec_driver_sql(train_sql(rows.name))
+        path = connection.exec_driver_sql("SELECT current_setting('bismarck_dp.python_path')").scalar_one()
+        assert path.endswith("/bismarck_dp_python")
+        with pytest.raises(Exception, match="permission denied to set parameter"):
+            connection.exec_driver_sql("SET bismarck_dp.python_path = '/tmp/evil'")
+
+
+def test_every_function_but_the_door_is_closed_to_others(db: Database, sql: Any) -> None:
+    """A function added later without thought fails here."""
+    rows = sql("SELECT proname FROM pg_proc WHERE pronamespace = 'bismarck_dp'::regnamespace"
+               " AND has_function_privilege('public', oid, 'EXECUTE')")  # fmt: skip
+    assert [row["proname"] for row in rows] == ["call"]
+
+
+def test_a_views_function_runs_as_the_caller_with_the_callers_path(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    """A view of the caller's sees the caller's rights and search_path, not the extension's; nor can it change role."""
+    rows = table(*two_classes(60, 3))
+    sql(f"GRANT SELECT ON {rows.name} TO analyst")
+    run(analyst, "CREATE TABLE whoami (who text, path text)")
+    run(
+        analyst,
+        "CREATE FUNCTION spy() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO whoami VALUES (current_user, current_setting('search_path')); RETURN 1; END $$",
+    )
+    run(analyst, f"CREATE VIEW nosy AS SELECT CASE WHEN y > 0 THEN spy() ELSE -1 END AS y, x FROM {rows.name}")
+    run(analyst, train_sql("nosy"))
+    seen = run(analyst, "SELECT DISTINCT who, path FROM whoami")
+    assert [(row["who"], row["path"]) for row in seen] == [("analyst", '"$user", public')]
+    run(
+        analyst,
+        "CREATE OR REPLACE FUNCTION spy() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM set_config('role', 'postgres', true); RETURN 1; END $$",
+    )
+    refused(analyst, train_sql("nosy", "second"), "cannot set parameter \"role\" within security-definer function")
+
+
+def test_shadowed_names_in_the_callers_path_change_nothing(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(60, 3))
+    sql(f"GRANT SELECT ON {rows.name} TO analyst")
+    sql("GRANT CREATE ON DATABASE bismarck TO analyst")
+    run(analyst, "CREATE SCHEMA trap")
+    for name, arguments in (("pg_has_role", "oid, oid, text"), ("nextval", "regclass"), ("to_jsonb", "anyelement")):
+        run(
+            analyst,
+            f"CREATE FUNCTION trap.{name}({arguments}) RETURNS boolean LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'sprung as %', current_user; END $$",
+        )
+    with analyst.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL search_path = trap, pg_catalog, public")
+        row = connection.exec_driver_sql(f"SELECT * FROM public.dp_train('public.{rows.name}', 'm', 'y', '{{x}}', 1.0)")
+        assert row.mappings().one()["private"]
+    sql("REVOKE CREATE ON DATABASE bismarck FROM analyst")
+
+
+def test_row_level_security_is_the_callers(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    sql(f"GRANT SELECT ON {rows.name} TO analyst; ALTER TABLE {rows.name} ENABLE ROW LEVEL SECURITY")
+    sql(f"CREATE POLICY quarter ON {rows.name} USING (id % 4 = 0)")
+    assert run(analyst, train_sql(rows.name))[0]["n"] == 25
+
+
+def test_states_and_blocks_show_a_summary_and_nothing_else(db: Database, table: Any) -> None:
+    """As superuser, who alone can reach them: text is a summary, binary output and input are refused."""
+    from bismarck_dp import Spec, make_plan
+    from bismarck_dp.controller import queries
+    from bismarck_dp.controller.engines import Request, SqlEngine
+
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("bolton", "logistic", 1.0)
+    with db.engine.connect() as connection:
+        engine = SqlEngine(connection)
+        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
+        request = Request(oid, "m", "y", ["x"], spec)
+        plan = make_plan(spec, 100, 3)
+        packed = engine.pack(request, plan, [-1.0, 1.0])
+        engine.begin(packed, plan)
+        assert connection.exec_driver_sql(f"SELECT rows::text FROM {packed.tables[0]}").scalar_one() == "1600 bytes"
+
+        def fails(statement: str, message: str) -> None:
+            with pytest.raises(Exception, match=message), connection.begin_nested():
+                connection.exec_driver_sql(statement)
+
+        blocks = packed.tables[0]
+        fails(f"COPY {blocks} TO '/dev/null' (FORMAT binary)", "no binary output function")
+        fails(f"SELECT rows::bytea FROM {blocks}", "cannot cast")
+        fails("SELECT 'x'::bismarck_dp.state", "cannot be typed in")
+        fails("SELECT 'x'::bismarck_dp.block", "cannot be typed in")
+        fails(queries.objective(packed.run).text.replace("$1", str(packed.run)), "a private run shows no training loss")
+        fails(f"SELECT bismarck_dp.release({packed.run}, '{{\"mechanism\": \"none\"}}')", "released with noise")
+        text = f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.epoch($1, 0, block, rows)::text FROM {blocks}')"
+        fails(text, "must give one state")
+        connection.rollback()
+
+
+def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
+    from bismarck_dp import Spec, make_plan
+    from bismarck_dp.controller.engines import Request, SqlEngine
+
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("bolton", "logistic", 1.0)
+    with db.engine.connect() as connection:
+        engine = SqlEngine(connection)
+        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
+        plan = make_plan(spec, 100, 3)
+        packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan, [-1.0, 1.0])
+        engine.begin(packed, plan)
+        connection.exec_driver_sql(
+            "CREATE FUNCTION pg_temp.show(state bismarck_dp.state) RETURNS bismarck_dp.state LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'seen: %%', state; END $$"
+        )
+        with pytest.raises(Exception, match="seen: sgd, 3 weights, 0 passes"):
+            connection.exec_driver_sql(
+                f"SELECT bismarck_dp.fold({packed.run}, 'SELECT pg_temp.show(bismarck_dp.epoch($1, 0, block, rows))"
+                f" FROM {packed.tables[0]}')"
+            )
+        connection.rollback()
