@@ -17,11 +17,13 @@ keep_password() {
 create_database() {
     local hidden
     hidden=$(mktemp -d)
+    trap "pg_ctl stop -s -m immediate -D '$1'; rm -rf '$hidden'" EXIT
     pg_ctl start -s -w -D "$1" -l "$hidden/log" -o "-c listen_addresses='' -c unix_socket_directories='$hidden'" ||
         { cat "$hidden/log" >&2; return 1; }
-    psql -qX -v ON_ERROR_STOP=1 -h "$hidden" -d postgres -c "CREATE DATABASE bismarck"
-    psql -qX -v ON_ERROR_STOP=1 -h "$hidden" -d bismarck -c "CREATE EXTENSION bismarck_dp CASCADE"
+    psql -qX -v ON_ERROR_STOP=1 -h "$hidden" -U postgres -d postgres -c "CREATE DATABASE bismarck"
+    psql -qX -v ON_ERROR_STOP=1 -h "$hidden" -U postgres -d bismarck -c "CREATE EXTENSION bismarck_dp CASCADE"
     pg_ctl stop -s -w -m fast -D "$1"
+    trap - EXIT
     rm -rf "$hidden"
 }
 
