@@ -78,7 +78,7 @@ def table(db: Database) -> Iterator[Any]:
 
 
 @pytest.fixture
-def sql(db: Database) -> Iterator[Any]:
+def sql(db: Database) -> Any:
     """Runs one statement as the superuser and returns its rows."""
 
     def run(text: str, **values: Any) -> Any:
@@ -86,13 +86,13 @@ def sql(db: Database) -> Iterator[Any]:
             result = connection.execute(sqlalchemy.text(text), values)
             return result.mappings().all() if result.returns_rows else []
 
-    yield run
+    return run
 
 
 def two_classes(n: int, d: int, seed: int = 0) -> tuple[Any, Any]:
     """Rows around the unit ball with a linear rule and some noise; labels -1/1."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, d)).astype(np.float32) / np.sqrt(d)
+    x = (rng.normal(size=(n, d)) / np.sqrt(d)).astype(np.float32)
     w = rng.normal(size=d)
     y = np.where(x @ w + 0.3 * rng.normal(size=n) > 0, 1.0, -1.0)
     return x, y

@@ -129,7 +129,9 @@ def test_every_function_but_the_door_is_closed_to_others(db: Database, sql: Any)
     assert [row["proname"] for row in rows] == ["call"]
 
 
-def test_a_views_function_runs_as_the_caller_with_the_callers_path(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+def test_a_views_function_runs_as_the_caller_with_the_callers_path(
+    db: Database, analyst: Database, table: Any, sql: Any
+) -> None:
     """A view of the caller's sees the caller's rights and search_path, not the extension's; nor can it change role."""
     rows = table(*two_classes(60, 3))
     sql(f"GRANT SELECT ON {rows.name} TO analyst")
@@ -148,10 +150,12 @@ def test_a_views_function_runs_as_the_caller_with_the_callers_path(db: Database,
         "CREATE OR REPLACE FUNCTION spy() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN"
         " PERFORM set_config('role', 'postgres', true); RETURN 1; END $$",
     )
-    refused(analyst, train_sql("nosy", "second"), "cannot set parameter \"role\" within security-definer function")
+    refused(analyst, train_sql("nosy", "second"), 'cannot set parameter "role" within security-definer function')
 
 
-def test_shadowed_names_in_the_callers_path_change_nothing(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+def test_shadowed_names_in_the_callers_path_change_nothing(
+    db: Database, analyst: Database, table: Any, sql: Any
+) -> None:
     rows = table(*two_classes(60, 3))
     sql(f"GRANT SELECT ON {rows.name} TO analyst")
     sql("GRANT CREATE ON DATABASE bismarck TO analyst")
@@ -203,8 +207,10 @@ def test_states_and_blocks_show_a_summary_and_nothing_else(db: Database, table: 
         fails("SELECT 'x'::bismarck_dp.state", "cannot be typed in")
         fails("SELECT 'x'::bismarck_dp.block", "cannot be typed in")
         fails(queries.objective(packed.run).text.replace("$1", str(packed.run)), "a private run shows no training loss")
-        fails(f"SELECT bismarck_dp.release({packed.run}, '{{\"mechanism\": \"none\"}}')", "released with noise")
-        text = f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.epoch($1, 0, block, rows)::text FROM {blocks}')"
+        fails(f'SELECT bismarck_dp.release({packed.run}, \'{{"mechanism": "none"}}\')', "released with noise")
+        text = (
+            f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.epoch($1, 0, block, rows)::text FROM {blocks}')"
+        )
         fails(text, "must give one state")
         connection.rollback()
 

@@ -22,11 +22,15 @@ def dp_train(db: Database, source: str, **changes: Any) -> Any:
     }  # fmt: skip
     arguments["options"] = json.dumps(arguments["options"])
     with db.engine.begin() as connection:
-        return connection.exec_driver_sql(
-            "SELECT * FROM dp_train(%(source)s::regclass, %(model)s, %(label)s, %(features)s::text[], %(epsilon)s::float8,"
-            " %(delta)s, %(algorithm)s, %(loss)s, %(options)s::jsonb)",
-            arguments,
-        ).mappings().one()
+        return (
+            connection.exec_driver_sql(
+                "SELECT * FROM dp_train(%(source)s::regclass, %(model)s, %(label)s, %(features)s::text[],"
+                " %(epsilon)s::float8, %(delta)s, %(algorithm)s, %(loss)s, %(options)s::jsonb)",
+                arguments,
+            )
+            .mappings()
+            .one()
+        )
 
 
 def refusal(db: Database, source: str, **changes: Any) -> psycopg2.Error:
@@ -95,7 +99,9 @@ def test_arguments(db: Database, rows: str, changes: dict[str, Any], message: st
 
 @pytest.mark.parametrize(("changes", "message", "hint"), ARGUMENTS, ids=lambda value: str(value)[:40])
 def test_python_says_the_same(db: Database, rows: str, changes: dict[str, Any], message: str, hint: str) -> None:
-    if None in (changes.get("label", 0), changes.get("features", 0), changes.get("model", 0)) or changes.get("options") == [1]:
+    if None in (changes.get("label", 0), changes.get("features", 0), changes.get("model", 0)) or changes.get(
+        "options"
+    ) == [1]:
         return  # not to be written in Python
     arguments = {"epsilon": 1.0, **changes}
     options = arguments.pop("options", {})
@@ -220,7 +226,12 @@ def test_a_huge_step_diverges_with_a_message(db: Database, table: Any) -> None:
     x, y = two_classes(300, 3)
     rows = table(x, y)
     error = refusal(
-        db, rows.name, algorithm="sgd", loss="squared", epsilon=None, options={"step": 1e30, "batch_size": 1, "epochs": 50}
+        db,
+        rows.name,
+        algorithm="sgd",
+        loss="squared",
+        epsilon=None,
+        options={"step": 1e30, "batch_size": 1, "epochs": 50},
     )
     assert "training diverged" in error.diag.message_primary
 

@@ -23,7 +23,9 @@ def session(db: Database) -> Any:
                             user="postgres", dbname="bismarck")  # fmt: skip
 
 
-LONG = "SELECT * FROM dp_train('{}', 'long', 'y', '{{x}}', 1.0, options => '{{\"epochs\": 100000, \"batch_size\": 1000}}')"
+LONG = (
+    "SELECT * FROM dp_train('{}', 'long', 'y', '{{x}}', 1.0, options => '{{\"epochs\": 100000, \"batch_size\": 1000}}')"
+)
 
 
 class Running:
@@ -115,11 +117,11 @@ def test_concurrent_trainings_do_not_meet(db: Database, table: Any) -> None:
 def test_two_trainings_in_one_transaction(db: Database, table: Any) -> None:
     x, y = two_classes(500, 3)
     rows = table(x, y)
-    options = 'options => \'{"seed": 1}\''
+    options = "options => '{\"seed\": 1}'"
     with db.engine.begin() as connection:
         found = [
             connection.exec_driver_sql(
-                f"SELECT weights FROM dp_train('{rows.name}', 'm{i}', 'y', '{{x}}', NULL, algorithm => 'sgd', {options})"
+                f"SELECT weights FROM dp_train('{rows.name}', 'm{i}', 'y', '{{x}}', NULL, 0, 'sgd', {options})"
             ).scalar_one()
             for i in range(2)
         ]

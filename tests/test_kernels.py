@@ -22,7 +22,12 @@ MARGINS = np.concatenate([np.linspace(-4, 4, 401), [-1e3, -40, 40, 1e3, 0.9, 1.1
 
 
 def cases() -> list[tuple[str, float, float]]:
-    return [(name, p, y) for name in LOSSES for p in PARAMS[name] for y in ((-1.0, 1.0) if LOSSES[name].classification else (-1.5, 0.0, 0.7))]
+    return [
+        (name, p, y)
+        for name in LOSSES
+        for p in PARAMS[name]
+        for y in ((-1.0, 1.0) if LOSSES[name].classification else (-1.5, 0.0, 0.7))
+    ]
 
 
 @pytest.mark.parametrize(("name", "param", "y"), cases())
@@ -140,7 +145,14 @@ def test_sgd_agrees_with_numpy(loss: str) -> None:
     x = rng.normal(size=(n, d))
     y = np.where(rng.random(n) < 0.5, -1.0, 1.0) if LOSSES[loss].classification else rng.normal(size=n)
     for _, step, b, average, radius, workers in (case for case in GRID if case[0] == loss):
-        options = {**STEPS[step], "batch_size": b, "average": average, "radius": radius, "workers": workers, "epochs": 3}
+        options = {
+            **STEPS[step],
+            "batch_size": b,
+            "average": average,
+            "radius": radius,
+            "workers": workers,
+            "epochs": 3,
+        }
         plan = plan_for(loss, n, d, options)
         features, labels = reference.pack(x, y, plan)
         w = kernels.train(np.hstack([labels[:, None], features]), plan.kernel_params(), 3)

@@ -112,7 +112,12 @@ def test_release_leaves_every_weight_on_the_grid() -> None:
     assert stats.kstest((out - w) / (sigma * grid), "norm").pvalue > LEVEL
     out, room = w.copy(), np.empty(len(w))
     library.dp_release_knorm(
-        ctypes.byref(fresh()), ctypes.c_double(grid), ctypes.c_double(1.5), kernels.pointer(out), kernels.pointer(room), len(w)
+        ctypes.byref(fresh()),
+        ctypes.c_double(grid),
+        ctypes.c_double(1.5),
+        kernels.pointer(out),
+        kernels.pointer(room),
+        len(w),
     )
     assert np.all(out / grid == np.round(out / grid))
     assert 0.5 < np.linalg.norm(out - w) / (1.5 * len(w)) < 1.5

@@ -64,7 +64,9 @@ def test_recursion_is_the_largest_over_positions(
         paths = [[i] * 3 for i in updates] if shuffle == "once" else [list(path) for path in product(updates, repeat=3)]
         best = max(best, max(forward(schedule, part, path) for path in paths))
     ours = output_sensitivity(schedule, 1.0)
-    assert ours == pytest.approx(recursion(schedule) / batch_size, rel=1e-12), "the closed form is the recursion's value"
+    assert ours == pytest.approx(recursion(schedule) / batch_size, rel=1e-12), (
+        "the closed form is the recursion's value"
+    )
     if shuffle == "each_pass" and len(set(sizes)) > 1:
         assert ours >= best * (1 - 1e-12), "a row may also change partition between passes"
     else:
@@ -83,8 +85,14 @@ def test_long_passes_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("rule", sorted(STEPS))
 def test_closed_form_equals_the_recursion_on_long_runs(rule: str, workers: int, shuffle: str) -> None:
     """Thousands of updates, through the constant region of the strongly convex steps and beyond."""
-    for n, batch_size, passes, strength, average in product([1003, 40_000], [1, 50], [1, 9], [0.0, 1e-4, 0.05], ["none", "all"]):
-        step = Step("strongly-convex", beta=2 + strength, gamma=strength) if rule == "strongly-convex" and strength else STEPS[rule]
+    for n, batch_size, passes, strength, average in product(
+        [1003, 40_000], [1, 50], [1, 9], [0.0, 1e-4, 0.05], ["none", "all"]
+    ):
+        step = (
+            Step("strongly-convex", beta=2 + strength, gamma=strength)
+            if rule == "strongly-convex" and strength
+            else STEPS[rule]
+        )
         schedule = Schedule(n, batch_size, passes, workers, average, shuffle, step, L2(strength))
         gain = closed_form(schedule)
         if gain is not None:
@@ -112,8 +120,9 @@ def test_known_closed_forms() -> None:
 
 
 def test_the_papers_division_by_b_is_not_made() -> None:
-    plan: dict[str, Any] = dict(loss="huber", n=60_000, d=50, epsilon=1, delta=0, epochs=10, batch_size=50, radius=1000)
-    ours = bismarck_dp.explain(algorithm="bolton", lambda_=1e-3, **plan)["sensitivity"]
+    ours = bismarck_dp.explain(
+        loss="huber", n=60_000, d=50, epsilon=1, delta=0, epochs=10, batch_size=50, radius=1000, lambda_=1e-3
+    )["sensitivity"]
     assert 40 * 6.7e-4 < ours < 2 / (1e-3 * 60_000) * 1.001
 
 
@@ -150,7 +159,7 @@ def random_pair(rng: np.random.Generator, loss: str, n: int, d: int, null: bool)
 
 
 def worst_pair(n: int, null: bool) -> tuple[Any, Any]:
-    """Section 12's instance: along e_1 only the differing row has a gradient, so nothing but the shrink closes the gap."""
+    """Along e_1 only the differing row has a gradient, so nothing but the shrink closes the gap."""
     x = np.zeros((n, 2))
     x[:, 1] = 1
     x[0] = [1, 0]
@@ -198,10 +207,12 @@ def test_neighbours_stay_within_the_declared_sensitivity(
 
 @pytest.mark.parametrize("batch_size", [1, 7, 50])
 @pytest.mark.parametrize(
-    "options", [{"lambda": 1e-3}, {"step": 0.01}, {"lambda": 1e-3, "average": "all"}, {"step": 0.01, "workers": 2}], ids=str
+    "options",
+    [{"lambda": 1e-3}, {"step": 0.01}, {"lambda": 1e-3, "average": "all"}, {"step": 0.01, "workers": 2}],
+    ids=str,
 )
 def test_the_bound_is_tight(options: dict[str, Any], batch_size: int) -> None:
-    """Some order of section 12's tables comes within 0.6 of the bound: half the bound, or a /b too much, would fail."""
+    """Some order of the worst tables comes within 0.6 of the bound: half the bound, or a /b too much, would fail."""
     n = 2000
     spec = Spec.create("bolton", "huber", 1.0, 0.0, {**options, "batch_size": batch_size, "epochs": 5})
     plan = make_plan(spec, n, 2)
