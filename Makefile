@@ -2,7 +2,7 @@
 # Python is the interpreter PL/Python embeds, so that library, controller and server run the same code.
 
 PYTHON3   ?= /usr/bin/python3
-PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
+PG_CONFIG ?= $(lastword pg_config $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)))
 
 # The server runs as another user when we are root: then the environment must lie where that user can read it.
 reachable := $(shell [ "$$(id -u)" -ne 0 ] || setpriv --reuid=65534 --regid=65534 --clear-groups test -x "$(CURDIR)" && echo yes)
@@ -20,7 +20,7 @@ env: .venv/.extension .venv/.package
 	tools/install-system
 	@[ -z "$(reachable)" ] && mkdir -p $(home) && rm -rf .venv && ln -s $(home) .venv || true
 	$(PYTHON3) -m venv $(home)
-	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=77" wheel
+	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=64" wheel
 	$(home)/bin/python tools/requirements.py | xargs -d '\n' $(home)/bin/python -m pip install -q --disable-pip-version-check
 	touch $@
 
@@ -56,9 +56,11 @@ format: env
 	clang-format -i $(c_sources)
 
 # Into the PostgreSQL that PG_CONFIG names: the extension, and beside it the Python it runs. Needs the right to write there.
+# Where the libraries come from elsewhere (Debian's packages, say): make install PIP_FLAGS="--no-deps --no-build-isolation"
 install:
 	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) install
-	$(PYTHON3) -m pip install -q --disable-pip-version-check --upgrade --target "$$($(PG_CONFIG) --pkglibdir)/bismarck_dp_python" .
+	$(PYTHON3) -m pip install -q --disable-pip-version-check --upgrade $(PIP_FLAGS) \
+	    --target "$$($(PG_CONFIG) --pkglibdir)/bismarck_dp_python" .
 	rm -rf build *.egg-info
 
 clean:

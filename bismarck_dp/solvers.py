@@ -174,7 +174,7 @@ def _regression_bounds(spec: Spec, default: float) -> dict[str, Any]:
     label_bound = spec.options["label_bound"]
     clip = spec.options["clip"]
     if LOSSES[spec.loss].classification:
-        return {"clip": default if clip is None else clip}
+        return {}
     label_bound = default if label_bound is None else label_bound
     return {"label_bound": label_bound, "clip": label_bound if clip is None else clip}
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import Array
@@ -28,7 +29,7 @@ from .train import Progress, explain, train
 class Database:
     """A context manager around a SQLAlchemy engine; an embedded cluster that it started is stopped with it."""
 
-    def __init__(self, engine: sqlalchemy.Engine, cluster: Cluster | None = None) -> None:
+    def __init__(self, engine: Engine, cluster: Cluster | None = None) -> None:
         self.engine = engine
         self.cluster = cluster
 
@@ -46,7 +47,7 @@ class Database:
             self.cluster.stop()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlalchemy.Connection]:
+    def transaction(self) -> Iterator[Connection]:
         """One transaction; what the server refuses is raised as a BismarckError, without values or SQL text."""
         try:
             with self.engine.begin() as connection:
@@ -56,7 +57,7 @@ class Database:
 
     def load(self, table: str, source: Any, labels: Any = None, **how: Any) -> int:
         """Rows from arrays or a file into table(id, y, x); see loaders.load."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return load(connection, table, source, labels, **how)
 
     def train(
@@ -77,7 +78,7 @@ class Database:
         instead.
         """
         spec = Spec.create(algorithm, loss, epsilon, delta, options)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             name = _free_name(connection, source) if model is None else model
             request = Request(_oid(connection, source), name, label, _columns(features), spec)
             if not _may_drive(connection):
@@ -99,7 +100,7 @@ class Database:
     ) -> dict[str, Any]:
         """The plan for a table; reads its n and d, and nothing else."""
         spec = Spec.create(algorithm, loss, epsilon, delta, options)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             request = Request(_oid(connection, source), "", label, _columns(features), spec)
             if not _may_drive(connection):
                 return _explain_in_server(connection, request, options)
@@ -107,7 +108,7 @@ class Database:
 
     def models(self) -> list[Model]:
         """The models this user may use, oldest first."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = connection.exec_driver_sql(
                 "SELECT pg_catalog.to_jsonb(m)::text FROM bismarck_dp.models AS m ORDER BY id"
             )
@@ -124,7 +125,7 @@ class Database:
         return self.model(model).predict(np.asarray(x, dtype=np.float64))
 
     def forget(self, model: str) -> None:
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.exec_driver_sql(
                 "SELECT bismarck_dp.call('forget', pg_catalog.jsonb_build_object('model', %(model)s::text))",
                 {"model": model},
@@ -132,10 +133,10 @@ class Database:
 
 
 def connect(url: str) -> Database:
-    engine = sqlalchemy.create_engine(url)
+    engine = _engine(url)
     database = Database(engine)
     try:
-        with database._transaction() as connection:
+        with database.transaction() as connection:
             _check_extension(connection)
     except BaseException:
         engine.dispose()
@@ -147,18 +148,30 @@ def embedded(path: str | None = None, **how: Any) -> Database:
     """Starts the cluster below `path` (or attaches to it), with the extension created."""
     cluster = Cluster(path, **how)
     cluster.start()
+    database = Database(sqlalchemy.create_engine(cluster.url()), cluster)
     try:
-        engine = sqlalchemy.create_engine(cluster.url())
-        with engine.begin() as connection:
+        with database.transaction() as connection:
             connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS bismarck_dp CASCADE")
     except BaseException:
-        if cluster.started_here:
-            cluster.stop()
+        database.close()
         raise
-    return Database(engine, cluster)
+    return database
 
 
-def _check_extension(connection: sqlalchemy.Connection) -> None:
+def _engine(url: str) -> Engine:
+    """An engine with our driver named: what plain postgresql:// means has changed between versions of SQLAlchemy."""
+    try:
+        parsed = sqlalchemy.engine.make_url(url)
+        plain = parsed.drivername in ("postgres", "postgresql")
+        return sqlalchemy.create_engine(parsed.set(drivername="postgresql+psycopg2") if plain else parsed)
+    except (ArgumentError, ImportError):
+        # Their texts may show the password.
+        raise BismarckError(
+            "the URL is not one of a database this can open", "write postgresql://user:password@host/database", "08001"
+        ) from None
+
+
+def _check_extension(connection: Connection) -> None:
     found = connection.exec_driver_sql("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'bismarck_dp'")
     if found.first() is None:
         raise BismarckError(
@@ -177,7 +190,7 @@ def _columns(features: str | Sequence[str]) -> list[str]:
     return [features] if isinstance(features, str) else list(features)
 
 
-def _oid(connection: sqlalchemy.Connection, table: str) -> int:
+def _oid(connection: Connection, table: str) -> int:
     name = ".".join(quote_ident(part) for part in parse_name(table) if part is not None)
     row = connection.exec_driver_sql("SELECT pg_catalog.to_regclass(%(name)s)::oid", {"name": name}).one()
     if row[0] is None:
@@ -185,7 +198,7 @@ def _oid(connection: sqlalchemy.Connection, table: str) -> int:
     return int(row[0])
 
 
-def _free_name(connection: sqlalchemy.Connection, source: str) -> str:
+def _free_name(connection: Connection, source: str) -> str:
     """The source's name with the first free number behind."""
     stem = parse_name(source)[1]
     rows = connection.exec_driver_sql("SELECT name FROM bismarck_dp.models")
@@ -193,7 +206,7 @@ def _free_name(connection: sqlalchemy.Connection, source: str) -> str:
     return next(name for number in range(1, len(taken) + 2) if (name := f"{stem}_{number}") not in taken)
 
 
-def _may_drive(connection: sqlalchemy.Connection) -> bool:
+def _may_drive(connection: Connection) -> bool:
     """Driving the steps from outside takes the extension owner's rights."""
     row = connection.exec_driver_sql(
         "SELECT pg_catalog.pg_has_role(extowner, 'USAGE') FROM pg_catalog.pg_extension WHERE extname = 'bismarck_dp'"
@@ -201,7 +214,7 @@ def _may_drive(connection: sqlalchemy.Connection) -> bool:
     return bool(row[0])
 
 
-def _call(connection: sqlalchemy.Connection, verb: str, request: Request, options: dict[str, Any]) -> Any:
+def _call(connection: Connection, verb: str, request: Request, options: dict[str, Any]) -> Any:
     fields = {
         "source": request.source,
         "model": request.model,
@@ -220,10 +233,10 @@ def _call(connection: sqlalchemy.Connection, verb: str, request: Request, option
     return json.loads(row[0])
 
 
-def _train_in_server(connection: sqlalchemy.Connection, request: Request, options: dict[str, Any]) -> Any:
+def _train_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> Any:
     return _call(connection, "train", request, options)
 
 
-def _explain_in_server(connection: sqlalchemy.Connection, request: Request, options: dict[str, Any]) -> dict[str, Any]:
+def _explain_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> dict[str, Any]:
     answer = _call(connection, "explain", request, options)
     return {entry["key"]: entry["value"] for entry in answer["explain"]}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sqlalchemy
+from sqlalchemy.engine import Connection, CursorResult
 
 from bismarck_dp.losses import Array
 
@@ -89,7 +89,7 @@ def _undisturbed() -> Iterator[None]:
 
 def run(database: Database, rows: int, progress: Progress | None = None) -> Outcome:
     """Trains every trial. It all happens in one transaction, so that whatever fails leaves nothing behind."""
-    with database._transaction() as connection:
+    with database.transaction() as connection:
         session = _Session(connection)
         session.load(rows)
         models = [session.train(number, trial) for number, trial in _counted(progress)]
@@ -109,13 +109,13 @@ def _counted(progress: Progress | None) -> Iterator[tuple[int, Trial]]:
 class _Session:
     """The demo's statements, sent and written down."""
 
-    def __init__(self, connection: sqlalchemy.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.sql: list[str] = []
         self._see_extension()
         self.table = _free_name(connection)
 
-    def _send(self, sql: str) -> sqlalchemy.CursorResult[Any]:
+    def _send(self, sql: str) -> CursorResult[Any]:
         self.sql.append(sql)
         return self.connection.exec_driver_sql(sql)
 
@@ -159,7 +159,7 @@ class _Session:
         return f"(SELECT '{self.table}_' || number AS model FROM generate_series(1, {len(TRIALS)}) AS number) AS models"
 
 
-def _free_name(connection: sqlalchemy.Connection) -> str:
+def _free_name(connection: Connection) -> str:
     """The stem, or the stem with the first number that no table and no model begins with."""
     rows = connection.exec_driver_sql(
         "SELECT relname FROM pg_catalog.pg_class UNION ALL SELECT name FROM bismarck_dp.models"

@@ -2,8 +2,8 @@
 
 In a Markdown file a ```sql block is run by psql, a ```python block by this interpreter, and the `$` lines of a
 ```console block by the shell, in order. A ```text block right behind shows the output: its words and its layout must be
-those that come, its numbers may differ (noise is fresh each time) unless the block is marked `text exact`. A line with
-nothing but `…` stands for lines left out. ```sql fails must fail.
+those that come, its numbers may differ (noise is fresh each time) unless the block is marked `text exact`, where they
+must agree to nine digits. A line with nothing but `…` stands for lines left out. ```sql fails must fail.
 """
 
 from __future__ import annotations
@@ -74,24 +74,27 @@ def blocks_of(markdown: str) -> list[Block]:
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
 
 
-def lines_of(output: str, exact: bool) -> list[str]:
-    """What is compared: lines without their spacing and rulers and, unless exact, without their numbers."""
+def lines_of(output: str) -> list[tuple[str, list[float]]]:
+    """Lines without their spacing and rulers, as words with # for each number, and the numbers."""
     lines = []
     for line in output.splitlines():
         words = " ".join(re.sub(r"[-─━]{2,}", " ", line).split())
-        words = words if exact else NUMBER.sub("#", words)
         if words and not set(words) <= {"+", " "}:
-            lines.append(words)
+            lines.append((NUMBER.sub("#", words), [float(number) for number in NUMBER.findall(words)]))
     return lines
 
 
 def same(shown: str, printed: str, exact: bool) -> bool:
-    wanted, got = lines_of(shown, exact), lines_of(printed, exact)
-    if "…" not in wanted:
-        return wanted == got
-    cut = wanted.index("…")
-    head, tail = wanted[:cut], wanted[cut + 1 :]
-    return len(got) > len(head) + len(tail) and got[: len(head)] == head and got[len(got) - len(tail) :] == tail
+    wanted, got = lines_of(shown), lines_of(printed)
+    if ("…", []) in wanted:
+        cut = wanted.index(("…", []))
+        head, tail = wanted[:cut], wanted[cut + 1 :]
+        if len(got) <= len(head) + len(tail):
+            return False
+        wanted, got = head + tail, got[: len(head)] + got[len(got) - len(tail) :]
+    if [words for words, _ in wanted] != [words for words, _ in got]:
+        return False
+    return not exact or all(a == pytest.approx(b, rel=1e-9) for (_, a), (_, b) in zip(wanted, got))
 
 
 def check(block: Block, printed: str) -> None:
@@ -106,6 +109,8 @@ def check(block: Block, printed: str) -> None:
         (" a | b \n---+---\n 1 | x\n", "  a  |  b \n-----+----\n 2.5e-3 | x\n\n", False, True),
         (" a | b \n 1 | x\n", " a | b \n 2 | x\n", True, False),
         (" a | b \n 1 | x\n", " a | b \n 1 | y\n", False, False),
+        (" a \n 0.30000000000000004\n", " a \n 0.3\n", True, True),
+        (" a \n 0.3001\n", " a \n 0.3\n", True, False),
         (" a \n 1\n 2\n", " a \n 1\n", False, False),
         ("a\n…\nz\n", "a\nb\nc\nz\n", False, True),
         ("a\n…\nz\n", "a\nb\nc\ny\n", False, False),
@@ -282,7 +287,12 @@ def test_every_column_of_a_model_is_documented(db: Database, sql: Any) -> None:
     )
     rows = table_rows(SQL_REFERENCE, "Columns of a model")
     documented = {name: cells[0].strip("`") for name, cells in rows.items()}
-    short = {"double precision": "float8", "double precision[]": "float8[]", "integer": "int", "timestamp with time zone": "timestamptz"}
+    short = {
+        "double precision": "float8",
+        "double precision[]": "float8[]",
+        "integer": "int",
+        "timestamp with time zone": "timestamptz",
+    }
     assert documented == {row["name"]: short.get(row["type"], row["type"]) for row in columns}
 
 
