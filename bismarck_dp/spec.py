@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +22,22 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> BismarckError:
 
 
 def _refuse(name: str, value: object, wanted: str) -> BismarckError:
-    return BismarckError(f"{name} is {json.dumps(value, default=str)}", f"it must be {wanted}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    shown = f"{value:.15g}" if is_number else json.dumps(value, default=str)
+    return BismarckError(f"{name} is {shown}", f"it must be {wanted}")
 
 
-def _number(low: float, low_included: bool) -> Callable[[str, Any], float]:
-    wanted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"
+LARGEST = 1e15
+"""No bound of a row, a label or a weight is larger; products of a few of them stay far from infinity."""
+
+
+def _number(low: float, low_included: bool, high: float = LARGEST) -> Callable[[str, Any], float]:
+    wanted = f"a number {'of at least' if low_included else 'above'} {low:g} and at most {high:g}"
 
     def parse(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise _refuse(name, value, wanted)
-        if value < low or (value == low and not low_included):
+        if value < low or value > high or (value == low and not low_included):
             raise _refuse(name, value, wanted)
         return float(value)
 
@@ -68,14 +75,14 @@ STEP_WORDS = ("constant", "decreasing", "sqrt")
 def _step(name: str, value: Any) -> float | str:
     if isinstance(value, str):
         return _word(*STEP_WORDS)(name, value)
-    return _number(0, False)(name, value)
+    return _number(0, False, sys.float_info.max)(name, value)
 
 
 def _classes(name: str, value: Any) -> list[float]:
     wanted = "two different numbers, the negative class first"
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise _refuse(name, value, wanted)
-    pair = [_number(-math.inf, True)(name, number) for number in value]
+    pair = [_number(-LARGEST, True)(name, number) for number in value]
     if pair[0] == pair[1]:
         raise _refuse(name, value, wanted)
     return pair
@@ -100,7 +107,7 @@ OPTIONS: dict[str, Option] = {
     "shuffle": Option(_word("once", "each_pass"), "once", "one random order for all passes, or a fresh one for each"),
     "clip": Option(_number(0, False), None, "squared loss: the largest residual that counts"),
     "fit_intercept": Option(_flag, False, "append a constant feature, clipped and regularised like the others"),
-    "huber_h": Option(_number(0, False), 0.1, "half-width of the Huber loss's curve"),
+    "huber_h": Option(_number(1e-9, True), 0.1, "half-width of the Huber loss's curve"),
     "adjacency": Option(_word("replace", "zero-out"), "replace", "what neighbouring tables differ in"),
     "feature_bound": Option(_number(0, False), 1.0, "rows are scaled down to this L2 norm"),
     "label_bound": Option(_number(0, False), None, "squared loss: labels are cut to this magnitude"),

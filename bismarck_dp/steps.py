@@ -58,7 +58,7 @@ class Step:
         if self.rule != "strongly-convex" or strength != self.gamma:
             return None
         before = np.arange(passes, dtype=np.float64) * updates
-        constant = np.clip(math.floor(self.beta / self.gamma) - before, 0, updates)
+        constant = np.clip(np.floor(self.beta / self.gamma) - before, 0, updates)
         # Beyond them eta_t strength = 1 / t, and the product of (1 - 1/t) telescopes.
         telescoped = np.log((before + constant) / (before + updates))
         return constant * math.log1p(-strength / self.beta) + telescoped

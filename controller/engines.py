@@ -78,9 +78,7 @@ class Engine(ABC):
                 "42501",
             )
         if self.send(queries.model_named(request.model)):
-            raise BismarckError(
-                f'model name "{request.model}" is taken', "choose another, or drop that model with dp_forget", "42710"
-            )
+            raise _taken(request.model)
         return str(facts["name"])
 
     def pack(self, request: Request, plan: Plan, classes: list[float]) -> Packed:
@@ -119,7 +117,11 @@ class Engine(ABC):
         self.send(queries.drop_blocks(packed.tables))
 
     def register(self, model: dict[str, Any]) -> dict[str, Any]:
-        return dict(json.loads(self.one(queries.register(model))["model"]))
+        """Stores the model; another training may have taken its name in the meantime."""
+        rows = self.send(queries.register(model))
+        if not rows:
+            raise _taken(model["name"])
+        return dict(json.loads(rows[0]["model"]))
 
     def forget(self, model: str) -> None:
         if not self.send(queries.forget(model)):
@@ -155,6 +157,10 @@ class SqlEngine(Engine):
 
     def warn(self, message: str) -> None:
         warnings.warn(message, stacklevel=2)
+
+
+def _taken(model: str) -> BismarckError:
+    return BismarckError(f'model name "{model}" is taken', "choose another, or drop that model with dp_forget", "42710")
 
 
 def _features(facts: dict[str, Any], request: Request) -> int:

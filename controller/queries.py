@@ -120,7 +120,8 @@ def register(model: dict[str, Any]) -> Query:
     return Query(
         f"WITH registered AS (INSERT INTO bismarck_dp.model ({MODEL_COLUMNS}, owner)"
         f" SELECT {MODEL_COLUMNS}, bismarck_dp.caller()"
-        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, $1::jsonb) RETURNING *)"
+        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, $1::jsonb)"
+        " ON CONFLICT (name) DO NOTHING RETURNING *)"
         " SELECT pg_catalog.to_jsonb(registered)::text AS model FROM registered",
         (as_json(model),),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg2
 import pytest
 import sqlalchemy
 from conftest import two_classes
@@ -237,3 +238,22 @@ def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
                 f" FROM {packed.tables[0]}')"
             )
         connection.rollback()
+
+
+class Notices(list[str]):
+    """psycopg2 keeps the last fifty only, in a plain list; this one keeps all."""
+
+
+def test_printed_plans_show_no_weights(db: Database, table: Any) -> None:
+    """The state is a constant of the pass's plan; a caller who prints plans to his own screen must not see it."""
+    rows = table(*two_classes(100, 3))
+    url = db.engine.url
+    connection = psycopg2.connect(host=url.query["host"], port=url.query["port"], user="postgres", dbname="bismarck")
+    connection.notices = Notices()
+    connection.cursor().execute("SET debug_print_plan = on; SET client_min_messages = log")
+    connection.cursor().execute(train_sql(rows.name))
+    notices = "".join(connection.notices)
+    connection.close()
+    assert "plan:" in notices, "printing works, or this test tests nothing"
+    assert ":constvalue" in notices
+    assert "AGGREF" not in notices

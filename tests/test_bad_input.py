@@ -79,6 +79,8 @@ ARGUMENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"options": {"epochs": "many"}}, 'epochs is "many"', "whole number"),
     ({"options": {"lambda": -1}}, "lambda is -1", "at least 0"),
     ({"options": {"radius": 0}}, "radius is 0", "above 0"),
+    ({"options": {"feature_bound": 1e200}}, "feature_bound is 1e+200", "at most 1e+15"),
+    ({"options": {"huber_h": 0}, "loss": "huber"}, "huber_h is 0", "at least 1e-09"),
     ({"options": {"step": "fast"}}, 'unknown step "fast"', "constant"),
     ({"options": {"step": 100}}, "step 100 is above 2/beta", "at most 8"),
     ({"options": {"average": "some"}}, 'unknown average "some"', "suffix"),

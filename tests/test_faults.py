@@ -114,6 +114,20 @@ def test_concurrent_trainings_do_not_meet(db: Database, table: Any) -> None:
     assert all(np.array_equal(weights, want) for weights in got)
 
 
+def test_a_name_taken_while_training(db: Database, table: Any) -> None:
+    """Two trainings under one name: the later one is refused when it registers, and leaves nothing."""
+    rows = table(*two_classes(100, 3))
+    train = f"SELECT * FROM dp_train('{rows.name}', 'race', 'y', '{{x}}', 1.0)"
+    with db.engine.connect() as first:
+        first.exec_driver_sql(train)
+        second = Running(db, train)
+        time.sleep(0.5)
+        first.commit()
+    second.wait()
+    assert isinstance(second.error, psycopg2.errors.DuplicateObject)
+    assert second.error.diag.message_primary == 'model name "race" is taken'
+
+
 def test_two_trainings_in_one_transaction(db: Database, table: Any) -> None:
     x, y = two_classes(500, 3)
     rows = table(x, y)

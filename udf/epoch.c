@@ -118,10 +118,17 @@ dp_merge_final(PG_FUNCTION_ARGS)
     PG_RETURN_POINTER(state);
 }
 
-/* Blocks in file order, partitions side by side when there are several, and no time spent compiling the plan. */
+/*
+ * Blocks in file order, partitions side by side when there are several, and no time spent compiling the plan. The
+ * planner folds the parameter into the plan as a constant, so a printed plan would show the weights to the log, or to a
+ * client that asked for log messages.
+ */
 static void
 set_pass_options(void)
 {
+    dp_set_option("debug_print_parse", "off");
+    dp_set_option("debug_print_rewritten", "off");
+    dp_set_option("debug_print_plan", "off");
     dp_set_option("synchronize_seqscans", "off");
     dp_set_option("jit", "off");
     dp_set_option("parallel_setup_cost", "0");
