@@ -50,6 +50,9 @@ class Model:
         values = dict(row)
         for name in ("weights", "intercept", "classes"):
             values[name] = np.array(values[name], dtype=np.float64)
+        # JSON writes a whole number without its point.
+        for name in ("epsilon", "delta", "sensitivity", "noise_scale", "passes", "seconds", "feature_bound"):
+            values[name] = None if values[name] is None else float(values[name])
         return cls(**values)
 
     @property

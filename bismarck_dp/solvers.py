@@ -88,7 +88,7 @@ class Sgd:
         return asked
 
     def _step(self, asked: float | str | None, penalty: L2, smoothness: float | None, n: int) -> Step:
-        """The step rules of the public interface; hinge has no smoothness, and its steps are those of beta = lambda."""
+        """The step rules of the public interface; hinge has no smoothness: 1 stands in for it, or lambda above that."""
         beta = max(penalty.strength, 1.0) if smoothness is None else smoothness
         if asked is None:
             asked = "decreasing" if penalty.strength > 0 else "constant"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -234,9 +235,11 @@ def _call(connection: Connection, verb: str, request: Request, options: dict[str
 
 
 def _train_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> Any:
-    return _call(connection, "train", request, options)
+    model = _call(connection, "train", request, options)
+    if request.spec.epsilon is not None and model["note"]:
+        warnings.warn(model["note"], stacklevel=3)
+    return model
 
 
 def _explain_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> dict[str, Any]:
-    answer = _call(connection, "explain", request, options)
-    return {entry["key"]: entry["value"] for entry in answer["explain"]}
+    return dict(_call(connection, "explain", request, options)["plan"])

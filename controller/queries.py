@@ -41,10 +41,11 @@ def describe(source: int, label: str, features: list[str], labels: bool) -> Quer
 
 
 def source_facts(source: int) -> Query:
-    """The source's name as the caller would write it, and whether the caller owns it."""
+    """The source's name as anyone would write it, and whether the caller owns its rows (a view's may be another's)."""
     return Query(
         "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name,"
-        " pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER') AS owned"
+        " (c.relkind NOT IN ('v', 'm') AND pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER')"
+        " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = bismarck_dp.caller())) AS owned"
         " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::oid",
         (str(source),),
     )

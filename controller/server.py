@@ -32,7 +32,7 @@ def _refusal(message: str, hint: str, sqlstate: str) -> dict[str, Any]:
 
 
 def _request(fields: dict[str, Any]) -> Request:
-    for name in ("source", "model", "label", "features"):
+    for name in ("source", "label", "features"):
         if fields[name] is None or (name == "features" and None in fields[name]):
             raise BismarckError(f"{name} is NULL", "it must be given", "22004")
     spec = Spec.create(
@@ -42,7 +42,7 @@ def _request(fields: dict[str, Any]) -> Request:
         0.0 if fields["delta"] is None else float(fields["delta"]),
         fields["options"],
     )
-    return Request(int(fields["source"]), fields["model"], fields["label"], list(fields["features"]), spec)
+    return Request(int(fields["source"]), fields["model"] or "", fields["label"], list(fields["features"]), spec)
 
 
 def _train(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _train(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     plan = explain(engine, _request(fields))
-    return {"explain": [{"key": key, "value": as_text(value)} for key, value in plan.items()]}
+    return {"plan": plan, "explain": [{"key": key, "value": as_text(value)} for key, value in plan.items()]}
 
 
 def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:

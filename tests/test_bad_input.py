@@ -55,7 +55,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"features": ["id", "y"]}, 'label column "y" is among the features', ""),
     ({"label": "x"}, 'column "x" has type real[], which is not a number or boolean', ""),
     ({"label": "ctid"}, 'column "ctid" of "t', ""),
-    ({"model": None}, "model is NULL", ""),
+    ({"model": None}, "the model has no name", ""),
     ({"model": ""}, "the model has no name", ""),
     ({"label": None}, "label is NULL", ""),
     ({"features": None}, "features is NULL", ""),

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,26 @@ def test_the_order_is_uniform_and_fresh(db: Database, table: Any, sql: Any, memo
         connection.rollback()
     assert len(set(places)) > 0.9 * runs
     assert stats.kstest(places, "uniform").pvalue > 1e-6
+
+
+def test_a_fresh_order_each_pass_takes_no_more_disk(db: Database, table: Any, sql: Any) -> None:
+    """Each pass writes its own packed copy; the copies before it give their space back at once."""
+    rows = table(*two_classes(30_000, 20))
+    packed = 30_000 * 21 * 4
+    where = sql("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[0]["setting"]
+
+    def used() -> int:
+        return sum(path.stat().st_blocks * 512 for path in Path(where, "base").rglob("*") if path.exists())
+
+    with db.engine.connect() as connection:
+        before = used()
+        connection.exec_driver_sql(
+            f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => '{{\"epochs\": 12, \"shuffle\": \"each_pass\"}}')"
+        )
+        connection.exec_driver_sql("CHECKPOINT")
+        after = used()
+        connection.rollback()
+    assert after - before < 4 * packed
 
 
 def test_a_killed_server_recovers_with_nothing_left(tmp_path_factory: Any) -> None:

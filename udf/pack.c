@@ -18,6 +18,7 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/heap.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/array.h"
@@ -317,7 +318,17 @@ add_blocks(Oid table, DpShuffle *shuffle, Size row_bytes)
     return n;
 }
 
-/* repack(sources, targets, params): the number of rows; params has d, n, fit_intercept and the pass. */
+/* Gives the disk space back at once: the table is of this transaction, which has no further use for it. */
+static void
+empty_table(Oid table)
+{
+    Relation relation = table_open(table, AccessExclusiveLock);
+
+    heap_truncate_one_rel(relation);
+    table_close(relation, NoLock);
+}
+
+/* repack(sources, targets, params): the number of rows; empties the sources. params has d, n, fit_intercept, pass. */
 Datum
 dp_repack(PG_FUNCTION_ARGS)
 {
@@ -333,6 +344,8 @@ dp_repack(PG_FUNCTION_ARGS)
     shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
     for (int i = 0; i < parts; i++)
         n += add_blocks(sources[i], shuffle, row_bytes);
+    for (int i = 0; i < parts; i++)
+        empty_table(sources[i]);
     write_all(shuffle, n, row_bytes, PG_GETARG_ARRAYTYPE_P(1));
     PG_RETURN_INT64(n);
 }
