@@ -61,7 +61,7 @@ class Step:
         constant = np.clip(np.floor(self.beta / self.gamma) - before, 0, updates)
         # Beyond them eta_t strength = 1 / t, and the product of (1 - 1/t) telescopes.
         telescoped = np.log((before + constant) / (before + updates))
-        return constant * math.log1p(-strength / self.beta) + telescoped
+        return np.asarray(constant * math.log1p(-strength / self.beta) + telescoped)
 
     def params(self) -> dict[str, Any]:
         """What the kernel reads."""
