@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import psycopg2
 import pytest
 from conftest import two_classes
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -361,3 +362,23 @@ def test_connect_takes_a_plain_url_and_refuses_a_bad_one(db: Database) -> None:
         with pytest.raises(bismarck_dp.BismarckError, match="not one of a database") as caught:
             bismarck_dp.connect(url)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_partitions_run_side_by_side(db: Database, table: Any, workers: int) -> None:
+    """PostgreSQL's own account of the plan: one aggregate per partition under Parallel Append, or no workers at all."""
+    rows = table(*two_classes(5000, 9))
+    url = db.engine.url
+    connection = psycopg2.connect(host=url.query["host"], port=url.query["port"], user="postgres", dbname="bismarck")
+    cursor = connection.cursor()
+    cursor.execute("LOAD 'auto_explain'; SET client_min_messages = log; SET auto_explain.log_nested_statements = on")
+    cursor.execute("SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on")
+    cursor.execute(
+        f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => '{{\"workers\": {workers}, \"epochs\": 1}}')"
+    )
+    plans = [notice for notice in connection.notices if "bismarck_dp.merge" in notice and "fold" not in notice]
+    connection.close()
+    assert len(plans) == 1
+    assert ("Parallel Append" in plans[0]) == (workers > 1)
+    assert ("Workers Launched: 0" not in plans[0] and "Workers Launched" in plans[0]) == (workers > 1)
+    assert plans[0].count("Seq Scan on run_") == workers

@@ -134,6 +134,7 @@ set_pass_options(void)
     dp_set_option("parallel_setup_cost", "0");
     dp_set_option("parallel_tuple_cost", "0");
     dp_set_option("min_parallel_table_scan_size", "0");
+    dp_set_option("max_parallel_workers_per_gather", "1024"); /* max_parallel_workers still limits them all */
 }
 
 static Oid
