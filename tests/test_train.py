@@ -374,7 +374,8 @@ def test_partitions_run_side_by_side(db: Database, table: Any, workers: int) -> 
     cursor.execute("LOAD 'auto_explain'; SET client_min_messages = log; SET auto_explain.log_nested_statements = on")
     cursor.execute("SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on")
     cursor.execute(
-        f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => '{{\"workers\": {workers}, \"epochs\": 1}}')"
+        f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => %s)",
+        (json.dumps({"workers": workers, "epochs": 1}),),
     )
     plans = [notice for notice in connection.notices if "bismarck_dp.merge" in notice and "fold" not in notice]
     connection.close()
