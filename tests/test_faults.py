@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,12 @@ def session(db: Database) -> Any:
     """A connection outside SQLAlchemy, to be killed."""
     return psycopg2.connect(host=db.engine.url.query["host"], port=db.engine.url.query.get("port", "5432"),
                             user="postgres", dbname="bismarck")  # fmt: skip
+
+
+def used_disk(db: Database) -> int:
+    """Bytes that the cluster's tables take."""
+    assert db.cluster is not None
+    return sum(path.stat().st_blocks * 512 for path in (db.cluster.pgdata / "base").rglob("*") if path.exists())
 
 
 LONG = (
@@ -198,23 +203,18 @@ def test_the_order_is_uniform_and_fresh(db: Database, table: Any, sql: Any, memo
     assert stats.kstest(places, "uniform").pvalue > 1e-6
 
 
-def test_a_fresh_order_each_pass_takes_no_more_disk(db: Database, table: Any, sql: Any) -> None:
+def test_a_fresh_order_each_pass_takes_no_more_disk(db: Database, table: Any) -> None:
     """Each pass writes its own packed copy; the copies before it give their space back at once."""
     rows = table(*two_classes(30_000, 20))
     packed = 30_000 * 21 * 4
-    where = sql("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[0]["setting"]
-
-    def used() -> int:
-        return sum(path.stat().st_blocks * 512 for path in Path(where, "base").rglob("*") if path.exists())
-
     with db.engine.connect() as connection:
-        before = used()
+        before = used_disk(db)
         connection.exec_driver_sql(
             f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0,"
             ' options => \'{"epochs": 12, "shuffle": "each_pass"}\')'
         )
         connection.exec_driver_sql("CHECKPOINT")
-        after = used()
+        after = used_disk(db)
         connection.rollback()
     assert after - before < 4 * packed
 
@@ -227,9 +227,13 @@ def test_a_killed_server_recovers_with_nothing_left(tmp_path_factory: Any) -> No
     home = tempfile.mkdtemp(prefix="bdp_kill_", dir="/tmp")
     os.chmod(home, 0o755)
     with embedded(os.path.join(home, "cluster"), durable=False) as db:
-        db.load("rows", *two_classes(20_000, 20))
+        db.load("rows", *two_classes(100_000, 20))
+        with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("CHECKPOINT")
+        before = used_disk(db)
         running = Running(db, LONG.format("rows"))
-        time.sleep(0.6)
+        time.sleep(1.0)
+        assert used_disk(db) - before > 100_000 * 21 * 4, "the run is under way, its rows packed"
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
         db.engine.dispose()
@@ -243,5 +247,6 @@ def test_a_killed_server_recovers_with_nothing_left(tmp_path_factory: Any) -> No
             cursor.execute("SELECT relname FROM pg_class WHERE relname LIKE 'run\\_%'")
             assert cursor.fetchall() == []
         left.close()
-        assert db.train("rows", epsilon=1.0).n == 20_000
+        assert used_disk(db) - before < 2**20, "nor are the packed rows left on disk"
+        assert db.train("rows", epsilon=1.0).n == 100_000
     shutil.rmtree(home)
