@@ -75,15 +75,20 @@ norm_in_units(const double *x, int d, double constant, double unit)
     return sqrt(sum);
 }
 
-/* x - x is zero for finite x and NaN otherwise, so one sum tests all entries without a branch each. */
-static bool
+/* x - x is zero for finite x and NaN otherwise, so sums test all entries without a branch each. */
+DP_VECTORISED static bool
 all_finite(const double *x, int d)
 {
-    double odd = 0.0;
+    double lane[LANES] = {0};
+    double rest = 0.0;
+    int j = 0;
 
-    for (int j = 0; j < d; j++)
-        odd += x[j] - x[j];
-    return odd == 0.0;
+    for (; j + LANES <= d; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += x[j + l] - x[j + l];
+    for (; j < d; j++)
+        rest += x[j] - x[j];
+    return sum_lanes(lane) + rest == 0.0;
 }
 
 /* To float4, never away from zero: rounding must not lift a row above its bound. */
@@ -99,11 +104,33 @@ toward_zero(double v)
     return f.value;
 }
 
+DP_VECTORISED static void
+scale_row(const double *x, double scale, float *out, int d)
+{
+    for (int j = 0; j < d; j++)
+        out[j] = toward_zero(x[j] * scale);
+}
+
+/* Entries so large or so small that their squares leave the range of doubles: in units of the largest. */
+static void
+clip_extreme_row(const double *x, int d, double constant, double bound, float *out)
+{
+    double largest = largest_entry(x, d, constant);
+    double unit = largest > 0.0 ? largest : 1.0;
+    double norm = norm_in_units(x, d, constant, unit);
+    double scale = norm <= bound / unit ? unit : bound / norm;
+
+    for (int j = 0; j < d; j++)
+        out[j] = toward_zero(x[j] / unit * scale);
+    if (constant > 0.0)
+        out[d] = toward_zero(constant / unit * scale);
+}
+
 bool
 dp_clip_row(const double *x, int d, bool intercept, double bound, float *out)
 {
     double constant = intercept ? 1.0 : 0.0;
-    double unit = 1.0, norm, scale;
+    double norm, scale;
 
     if (!all_finite(x, d)) {
         memset(out, 0, (size_t)(d + intercept) * sizeof(float));
@@ -112,14 +139,12 @@ dp_clip_row(const double *x, int d, bool intercept, double bound, float *out)
     norm = dp_norm(x, d);
     norm = sqrt(norm * norm + constant);
     if (norm < 1e-150 || norm > 1e150) {
-        unit = largest_entry(x, d, constant);
-        unit = unit > 0.0 ? unit : 1.0;
-        norm = norm_in_units(x, d, constant, unit);
+        clip_extreme_row(x, d, constant, bound, out);
+        return true;
     }
-    scale = norm <= bound / unit ? unit : bound / norm;
-    for (int j = 0; j < d; j++)
-        out[j] = toward_zero(x[j] / unit * scale);
+    scale = norm <= bound ? 1.0 : bound / norm;
+    scale_row(x, scale, out, d);
     if (intercept)
-        out[d] = toward_zero(constant / unit * scale);
+        out[d] = toward_zero(scale);
     return true;
 }
