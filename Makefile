@@ -18,10 +18,10 @@ env: .venv/.extension .venv/.package
 
 .venv/.created: pyproject.toml tools/install-system
 	tools/install-system
-	@[ -z "$(reachable)" ] && mkdir -p $(home) && rm -rf .venv && ln -s $(home) .venv || true
-	$(PYTHON3) -m venv $(home)
-	$(home)/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=64" wheel
-	$(home)/bin/python tools/requirements.py | xargs -d '\n' $(home)/bin/python -m pip install -q --disable-pip-version-check
+	@[ -n "$(reachable)" ] || { mkdir -p "$(home)" && rm -rf .venv && ln -s "$(home)" .venv; }
+	"$(PYTHON3)" -m venv "$(home)"
+	.venv/bin/python -m pip install -q --disable-pip-version-check -U pip "setuptools>=64" wheel
+	.venv/bin/python tools/requirements.py | xargs -d '\n' .venv/bin/python -m pip install -q --disable-pip-version-check
 	touch $@
 
 .venv/.package: .venv/.created $(python_sources)
@@ -29,10 +29,10 @@ env: .venv/.extension .venv/.package
 	rm -rf build *.egg-info
 	touch $@
 
-# Next to the package, where `bismarck_dp.embedded` finds it; nothing outside the project is written.
+# Next to the package, where `bismarck_dp.embedded` finds it; PostgreSQL's own directories are not written.
 .venv/.extension: .venv/.created $(c_sources) sql/bismarck_dp.sql udf/Makefile udf/bismarck_dp.control.in bismarck_dp/version.py
 	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG)
-	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) stage STAGE=$(CURDIR)/.venv/share/bismarck_dp
+	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) stage STAGE="$(CURDIR)/.venv/share/bismarck_dp"
 	touch $@
 
 demo: env
@@ -65,4 +65,5 @@ install:
 
 clean:
 	-$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) clean
-	rm -rf $(home) .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@[ ! -L .venv ] || rm -rf "$$(readlink -f .venv)"
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

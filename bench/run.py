@@ -104,7 +104,7 @@ class Training:
         return seconds(self._pack)
 
     def _pack(self) -> None:
-        self.packed = self.engine.pack(self.request, self.plan, [-1.0, 1.0])
+        self.packed = self.engine.pack(self.request, self.plan)
 
     def epochs(self) -> list[float]:
         self.engine.begin(self.packed, self.plan)

@@ -53,13 +53,19 @@ class Plan:
             **self.schedule.step.params(),
         }
 
-    def pack_params(self, classes: list[float]) -> dict[str, Any]:
-        """What packing reads: the shape, the bounds, how labels are written and, in a test, the seed."""
+    def pack_params(self) -> dict[str, Any]:
+        """What packing reads: the shape, the bounds, what labels mean and, in a test, the seed.
+
+        Unless `classes` names the two labels, 1 is the positive class and both 0 and -1 are the negative one, whatever
+        the other rows say: what a label means must not depend on another row.
+        """
         options = self.spec.options
         params = {name: options[name] for name in ("fit_intercept", "feature_bound", "seed")}
         params.update(n=self.n, d=self.d)
         if LOSSES[self.spec.loss].classification:
-            params.update(negative=classes[0], positive=classes[1])
+            negative, positive = options["classes"] or (-1.0, 1.0)
+            other = negative if options["classes"] else 0.0
+            params.update(negative=negative, other_negative=other, positive=positive)
         else:
             params.update(label_bound=_json_number(options["label_bound"]))
         return params

@@ -42,14 +42,13 @@ def _toward_zero(values: Array) -> Floats:
     return np.where(away, np.nextafter(rounded, np.float32(0)), rounded).astype(np.float32)
 
 
-def pack(
-    x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan, classes: tuple[float, float] = (-1.0, 1.0)
-) -> tuple[Floats, Floats]:
+def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats]:
     """Features and labels as the packed copy holds them, in the source's order."""
     options = plan.spec.options
     labels = np.asarray(y, dtype=np.float64)
     if LOSSES[plan.spec.loss].classification:
-        coded = np.where(labels == classes[1], 1.0, np.where(labels == classes[0], -1.0, np.nan))
+        *negatives, positive = options["classes"] or [0.0, -1.0, 1.0]
+        coded = np.where(labels == positive, 1.0, np.where(np.isin(labels, negatives), -1.0, np.nan))
     else:
         bound = options["label_bound"]
         coded = np.where(np.isfinite(labels), np.clip(labels, -bound, bound), np.nan)

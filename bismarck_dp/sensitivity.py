@@ -29,7 +29,7 @@ be: one position for all passes when the order is fixed (`once`), any position i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,10 @@ Floats = npt.NDArray[np.float64]
 
 SEGMENT = 1 << 18
 """Updates handled at once: memory stays bounded however long a pass is."""
+
+PASSES_PER_PULSE = 100
+
+Pulse = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,14 @@ class Schedule:
         return share if self.average == "suffix" and j == self.passes - 1 else 0.0
 
 
-def output_sensitivity(schedule: Schedule, jump: float) -> float:
+def _no_pulse() -> None:
+    pass
+
+
+def output_sensitivity(schedule: Schedule, jump: float, pulse: Pulse = _no_pulse) -> float:
     """The largest L2 distance of two releases, for a gradient jump J: the module's claim."""
     gain = closed_form(schedule)
-    return jump / schedule.batch_size * (recursion(schedule) if gain is None else gain)
+    return jump / schedule.batch_size * (recursion(schedule, pulse) if gain is None else gain)
 
 
 def closed_form(schedule: Schedule) -> float | None:
@@ -126,8 +134,8 @@ def _shrinks_after_passes(schedule: Schedule) -> Floats | None:
     return np.append(np.cumprod(left[:0:-1])[::-1], 1.0)
 
 
-def recursion(schedule: Schedule) -> float:
-    """The same by the recursion itself, in O(T) time, for every schedule."""
+def recursion(schedule: Schedule, pulse: Pulse = _no_pulse) -> float:
+    """The same by the recursion itself, in O(T) time, for every schedule; calls `pulse` every few milliseconds."""
     # Partitions of one size behave alike: there are at most two sizes, and all but one partition only contract.
     sizes = Counter(schedule.part_sizes())
     totals = {rows: np.zeros(schedule.updates(rows)) for rows in sizes}
@@ -135,8 +143,10 @@ def recursion(schedule: Schedule) -> float:
     fresh = 0.0
     for j in reversed(range(schedule.passes)):
         largest, before_pass = 0.0, 0.0
+        if j % PASSES_PER_PULSE == 0:
+            pulse()
         for rows, count in sizes.items():
-            entry, gains = _pass(schedule, rows, j, after_pass)
+            entry, gains = _pass(schedule, rows, j, after_pass, pulse)
             before_pass += count * entry
             largest = max(largest, _add_gains(totals[rows], gains))
         after_pass = before_pass
@@ -152,12 +162,16 @@ def _add_gains(total: Floats, gains: list[tuple[int, Floats]]) -> float:
     return max(float(gain.max()) for _, gain in gains)
 
 
-def _pass(schedule: Schedule, rows: int, j: int, after_pass: float) -> tuple[float, list[tuple[int, Floats]]]:
+def _pass(
+    schedule: Schedule, rows: int, j: int, after_pass: float, pulse: Pulse
+) -> tuple[float, list[tuple[int, Floats]]]:
     """Backwards through pass j of a partition: the influence on entry, and eta_t * influence_t by position."""
     influence = rows / schedule.n * after_pass
     weight = schedule.iterate_weight(rows, j)
     gains = []
     for start, eta in _segments(schedule, rows, j):
+        if len(eta) == SEGMENT:
+            pulse()
         shrink = schedule.penalty.shrink(eta)
         after = _influences(shrink, influence, weight)
         gains.append((start, eta * after))

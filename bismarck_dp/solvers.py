@@ -14,7 +14,7 @@ from .losses import LOSSES, Loss, loss_param
 from .mechanisms import NO_NOISE, Noise, calibrate
 from .penalties import L2
 from .plan import Plan
-from .sensitivity import Schedule, output_sensitivity
+from .sensitivity import Pulse, Schedule, output_sensitivity
 from .spec import OPTIONS, Spec
 from .steps import Step
 
@@ -34,7 +34,7 @@ class Sgd:
     private = False
     options: frozenset[str] = frozenset(OPTIONS)
 
-    def plan(self, spec: Spec, n: int, d: int) -> Plan:
+    def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
         spec = self._with_defaults(spec)
         options = spec.options
         loss = LOSSES[spec.loss]
@@ -57,7 +57,7 @@ class Sgd:
         )
         width = d + int(options["fit_intercept"])
         self._check(spec, loss, schedule, smoothness)
-        sensitivity, noise = self._release(spec, schedule, lipschitz, smoothness, width)
+        sensitivity, noise = self._release(spec, schedule, lipschitz, smoothness, width, pulse)
         seeded = options["seed"] is not None
         return Plan(
             spec=spec,
@@ -105,7 +105,7 @@ class Sgd:
         """Nothing to prove for a model that claims nothing."""
 
     def _release(
-        self, spec: Spec, schedule: Schedule, lipschitz: float, smoothness: float | None, width: int
+        self, spec: Spec, schedule: Schedule, lipschitz: float, smoothness: float | None, width: int, pulse: Pulse
     ) -> tuple[float | None, Noise]:
         return None, NO_NOISE
 
@@ -137,7 +137,7 @@ class Bolton(Sgd):
             )
         strongly_convex = schedule.penalty.strength > 0
         limit = (1 if strongly_convex else 2) / smoothness
-        if schedule.step.first > limit * (1 + 1e-12):
+        if schedule.step.first > limit:
             raise BismarckError(
                 f"step {schedule.step.first:g} is above {1 if strongly_convex else 2}/beta = {limit:g}: "
                 "updates could push models apart, and bolton has no proof",
@@ -145,14 +145,14 @@ class Bolton(Sgd):
             )
 
     def _release(
-        self, spec: Spec, schedule: Schedule, lipschitz: float, smoothness: float | None, width: int
+        self, spec: Spec, schedule: Schedule, lipschitz: float, smoothness: float | None, width: int, pulse: Pulse
     ) -> tuple[float | None, Noise]:
         assert spec.epsilon is not None
         assert smoothness is not None
         jump = lipschitz * (2 if spec.options["adjacency"] == "replace" else 1)
         reach = _reach(schedule, lipschitz, spec.options["radius"])
         # A row's norm is checked in doubles: at a step of exactly 2/beta an update may expand by 1e-13.
-        sensitivity = output_sensitivity(schedule, jump) * (1 + 1e-6 + 1e-13 * _step_sum(schedule)[0])
+        sensitivity = output_sensitivity(schedule, jump, pulse) * (1 + 1e-6 + 1e-13 * _step_sum(schedule)[0])
         sensitivity += _rounding(schedule, lipschitz, smoothness, width, reach, spec.options["radius"])
         return sensitivity, calibrate(sensitivity, spec.epsilon, spec.delta, width, reach)
 
@@ -220,10 +220,10 @@ _ALL: list[Sgd] = [Sgd(), Bolton()]
 SOLVERS: dict[str, Sgd] = {solver.name: solver for solver in _ALL}
 
 
-def make_plan(spec: Spec, n: int, d: int) -> Plan:
-    """The plan of a spec for n rows of d features."""
+def make_plan(spec: Spec, n: int, d: int, pulse: Pulse = lambda: None) -> Plan:
+    """The plan of a spec for n rows of d features; `pulse` is called now and then if that takes long."""
     if n < 1:
         raise BismarckError("the table has no rows", "there is nothing to train on")
     if d < 1:
         raise BismarckError("the rows have no features", "name a non-empty array column, or numeric columns")
-    return SOLVERS[spec.algorithm].plan(spec, n, d)
+    return SOLVERS[spec.algorithm].plan(spec, n, d, pulse)

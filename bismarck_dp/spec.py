@@ -27,17 +27,17 @@ def _refuse(name: str, value: object, wanted: str) -> BismarckError:
     return BismarckError(f"{name} is {shown}", f"it must be {wanted}")
 
 
-LARGEST = 1e15
-"""No bound of a row, a label or a weight is larger; products of a few of them stay far from infinity."""
+SMALLEST, LARGEST = 1e-15, 1e15
+"""No bound of a row, a label or a weight is outside; products of a few of them stay far from zero and infinity."""
 
 
-def _number(low: float, low_included: bool, high: float = LARGEST) -> Callable[[str, Any], float]:
-    wanted = f"a number {'of at least' if low_included else 'above'} {low:g} and at most {high:g}"
+def _number(low: float = SMALLEST, high: float = LARGEST, zero: bool = False) -> Callable[[str, Any], float]:
+    wanted = f"{'0, or ' if zero else ''}a number from {low:g} to {high:g}"
 
     def parse(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise _refuse(name, value, wanted)
-        if value < low or value > high or (value == low and not low_included):
+        if not low <= value <= high and not (zero and value == 0):
             raise _refuse(name, value, wanted)
         return float(value)
 
@@ -75,14 +75,14 @@ STEP_WORDS = ("constant", "decreasing", "sqrt")
 def _step(name: str, value: Any) -> float | str:
     if isinstance(value, str):
         return _word(*STEP_WORDS)(name, value)
-    return _number(0, False, sys.float_info.max)(name, value)
+    return _number(high=sys.float_info.max)(name, value)
 
 
 def _classes(name: str, value: Any) -> list[float]:
     wanted = "two different numbers, the negative class first"
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise _refuse(name, value, wanted)
-    pair = [_number(-LARGEST, True)(name, number) for number in value]
+    pair = [_number(-LARGEST)(name, number) for number in value]
     if pair[0] == pair[1]:
         raise _refuse(name, value, wanted)
     return pair
@@ -96,8 +96,8 @@ class Option:
 
 
 OPTIONS: dict[str, Option] = {
-    "lambda": Option(_number(0, True), 0.0, "L2 regularisation"),
-    "radius": Option(_number(0, False), math.inf, "project the weights onto a ball of this radius"),
+    "lambda": Option(_number(zero=True), 0.0, "L2 regularisation"),
+    "radius": Option(_number(), math.inf, "project the weights onto a ball of this radius"),
     "epochs": Option(_whole(1, 1_000_000), 10, "passes over the data"),
     "batch_size": Option(_whole(1, 2**31 - 1), None, "rows per update; default 50, or all rows of a smaller table"),
     "step": Option(_step, None, "a constant step, or constant, decreasing, sqrt"),
@@ -105,15 +105,15 @@ OPTIONS: dict[str, Option] = {
         _word("none", "all", "suffix"), "none", "release the last iterate, the mean of all, or of the last pass"
     ),
     "shuffle": Option(_word("once", "each_pass"), "once", "one random order for all passes, or a fresh one for each"),
-    "clip": Option(_number(0, False), None, "squared loss: the largest residual that counts"),
+    "clip": Option(_number(), None, "squared loss: the largest residual that counts"),
     "fit_intercept": Option(_flag, False, "append a constant feature, clipped and regularised like the others"),
-    "huber_h": Option(_number(1e-9, True), 0.1, "half-width of the Huber loss's curve"),
+    "huber_h": Option(_number(1e-9), 0.1, "half-width of the Huber loss's curve"),
     "adjacency": Option(_word("replace", "zero-out"), "replace", "what neighbouring tables differ in"),
-    "feature_bound": Option(_number(0, False), 1.0, "rows are scaled down to this L2 norm"),
-    "label_bound": Option(_number(0, False), None, "squared loss: labels are cut to this magnitude"),
+    "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm"),
+    "label_bound": Option(_number(), None, "squared loss: labels are cut to this magnitude"),
     "classes": Option(_classes, None, "the two labels, negative first; without it they are found by looking"),
-    "workers": Option(_whole(1, 1024), 1, "partitions trained side by side and averaged after each pass"),
-    "tolerance": Option(_number(0, False), None, "stop when the loss improves by less than this share (not private)"),
+    "workers": Option(_whole(1, 256), 1, "partitions trained side by side and averaged after each pass"),
+    "tolerance": Option(_number(), None, "stop when the loss improves by less than this share (not private)"),
     "seed": Option(_whole(-(2**53), 2**53), None, "for tests by the table's owner: a known seed voids privacy"),
 }
 
@@ -145,10 +145,13 @@ def check_epsilon(value: Any) -> float:
     return epsilon
 
 
+SMALLEST_DELTA = 1e-300
+
+
 def check_delta(value: Any) -> float:
     delta = _real("delta", value)
-    if not 0 <= delta < 1:
-        raise BismarckError(f"delta is {delta:g}", "it must be 0 or a number below 1, for example 1e-6")
+    if not (delta == 0 or SMALLEST_DELTA <= delta < 1):
+        raise BismarckError(f"delta is {delta:g}", "it must be 0, or a number from 1e-300 to below 1, for example 1e-6")
     return delta
 
 

@@ -11,6 +11,11 @@ import numpy as np
 from .losses import Array
 
 
+def _log_one_minus(x: float) -> float:
+    """log(1 - x), very negative instead of infinite where rounding makes x one."""
+    return math.log1p(-x) if x < 1 else -1e9
+
+
 @dataclass(frozen=True)
 class Step:
     """One of four rules; the numbers a rule does not use are zero.
@@ -54,14 +59,14 @@ class Step:
     def log_shrink(self, passes: int, updates: int, strength: float) -> Array | None:
         """log of the product of (1 - eta_t strength) over each pass, where it has a closed form; strength is gamma."""
         if self.rule == "constant":
-            return np.full(passes, updates * math.log1p(-self.eta * strength))
+            return np.full(passes, updates * _log_one_minus(self.eta * strength))
         if self.rule != "strongly-convex" or strength != self.gamma:
             return None
         before = np.arange(passes, dtype=np.float64) * updates
         constant = np.clip(np.floor(self.beta / self.gamma) - before, 0, updates)
         # Beyond them eta_t strength = 1 / t, and the product of (1 - 1/t) telescopes.
         telescoped = np.log((before + constant) / (before + updates))
-        return np.asarray(constant * math.log1p(-strength / self.beta) + telescoped)
+        return np.asarray(np.where(constant > 0, constant * _log_one_minus(strength / self.beta), 0.0) + telescoped)
 
     def params(self) -> dict[str, Any]:
         """What the kernel reads."""

@@ -42,17 +42,22 @@ class Shape:
 
 @dataclass(frozen=True)
 class Packed:
-    """The packed copy of a run: its number, its rows, its tables."""
+    """The packed copy of a run: its number, its rows, its tables, and empty ones for the next order."""
 
     run: int
     rows: int
     tables: list[str]
+    spare: list[str]
 
 
 class Engine(ABC):
     @abstractmethod
     def send(self, query: Query) -> list[dict[str, Any]]:
         """Runs one statement and returns its rows."""
+
+    @abstractmethod
+    def pulse(self) -> None:
+        """Called now and then while planning takes long; lets the server notice that it was cancelled."""
 
     @abstractmethod
     def warn(self, message: str) -> None:
@@ -70,7 +75,10 @@ class Engine(ABC):
 
     def check(self, request: Request) -> str:
         """Refuses a taken name and a stranger's seed; returns the source's name."""
-        facts = self.one(queries.source_facts(request.source))
+        found = self.send(queries.source_facts(request.source))
+        if not found:
+            raise BismarckError("the source table does not exist", "check its name and schema", "42P01")
+        facts = found[0]
         if request.spec.options["seed"] is not None and not facts["owned"]:
             raise BismarckError(
                 f"only the owner of {facts['name']} may train on it with a seed",
@@ -81,25 +89,20 @@ class Engine(ABC):
             raise _taken(request.model)
         return str(facts["name"])
 
-    def pack(self, request: Request, plan: Plan, classes: list[float]) -> Packed:
+    def pack(self, request: Request, plan: Plan) -> Packed:
+        """Packs the source, and makes room for a second copy where each pass has an order of its own."""
         run = self.one(queries.next_run())["run"]
-        tables = queries.table_names(run, 0, plan.schedule.workers)
-        self._create(tables, plan.width)
-        params = plan.pack_params(classes)
-        rows = self.one(queries.pack(request.source, request.label, request.features, tables, params))["rows"]
-        return Packed(run, rows, tables)
+        copies = 2 if plan.schedule.shuffle == "each_pass" else 1
+        tables, *spare = [queries.table_names(run, copy, plan.schedule.workers) for copy in range(copies)]
+        for table in [*tables, *(spare[0] if spare else [])]:
+            self.send(queries.create_blocks(table, plan.width))
+        query = queries.pack(request.source, request.label, request.features, tables, plan.pack_params())
+        return Packed(run, self.one(query)["rows"], tables, spare[0] if spare else [])
 
-    def repack(self, packed: Packed, plan: Plan, classes: list[float], generation: int) -> Packed:
-        """The same rows in a fresh order."""
-        tables = queries.table_names(packed.run, generation, plan.schedule.workers)
-        self._create(tables, plan.width)
-        self.send(queries.repack(packed.tables, tables, {**plan.pack_params(classes), "pass": generation}))
-        self.drop(packed)
-        return Packed(packed.run, packed.rows, tables)
-
-    def _create(self, tables: list[str], width: int) -> None:
-        for table in tables:
-            self.send(queries.create_blocks(table, width))
+    def repack(self, packed: Packed, plan: Plan, done: int) -> Packed:
+        """The same rows in a fresh order; the two copies take turns, so that locks and disk do not grow with passes."""
+        self.send(queries.repack(packed.tables, packed.spare, {**plan.pack_params(), "pass": done}))
+        return Packed(packed.run, packed.rows, packed.spare, packed.tables)
 
     def begin(self, packed: Packed, plan: Plan) -> None:
         self.send(queries.begin(packed.run, plan.kernel, plan.width, plan.kernel_params()))
@@ -114,7 +117,7 @@ class Engine(ABC):
         return list(self.one(queries.release(packed.run, plan.noise_params()))["weights"])
 
     def drop(self, packed: Packed) -> None:
-        self.send(queries.drop_blocks(packed.tables))
+        self.send(queries.drop_blocks(packed.tables + packed.spare))
 
     def register(self, model: dict[str, Any]) -> dict[str, Any]:
         """Stores the model; another training may have taken its name in the meantime."""
@@ -135,9 +138,12 @@ class PlpyEngine(Engine):
         self.plpy = plpy
 
     def send(self, query: Query) -> list[dict[str, Any]]:
-        types = ["text[]" if isinstance(value, list) else "text" for value in query.values]
+        types = ["pg_catalog.text[]" if isinstance(value, list) else "pg_catalog.text" for value in query.values]
         result = self.plpy.execute(self.plpy.prepare(query.text, types), list(query.values))
         return [dict(row) for row in result]
+
+    def pulse(self) -> None:
+        self.plpy.execute("SELECT")
 
     def warn(self, message: str) -> None:
         self.plpy.warning(message)
@@ -148,12 +154,17 @@ class SqlEngine(Engine):
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        # Weights cross as text, with all their digits.
+        connection.exec_driver_sql("SET LOCAL extra_float_digits = 1")
 
     def send(self, query: Query) -> list[dict[str, Any]]:
         text = re.sub(r"\$(\d+)", r"%(p\1)s", query.text.replace("%", "%%"))
         values = {f"p{i}": value for i, value in enumerate(query.values, 1)}
         result = self.connection.exec_driver_sql(text, values)
         return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+    def pulse(self) -> None:
+        """Nothing waits for a client that plans."""
 
     def warn(self, message: str) -> None:
         warnings.warn(message, stacklevel=2)
@@ -188,7 +199,9 @@ MOST_BAD_LABELS = 10
 
 
 def _classes(facts: dict[str, Any], request: Request) -> list[float]:
-    """-1/1 or 0/1, whichever fits more labels."""
+    """How predictions are written: -1/1 or 0/1, whichever fits more labels. Training does not depend on it: there, 1 is
+    the positive class, and 0 and -1 both mean the negative one.
+    """
     wrong = {
         (-1.0, 1.0): facts["zero"] + facts["others"],
         (0.0, 1.0): facts["minus_one"] + facts["others"],

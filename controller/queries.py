@@ -1,7 +1,8 @@
 """All SQL text of a training, and all quoting. Both engines send exactly these statements.
 
 Parameters are $1, $2, …; every value travels as text (or a list of texts) and is cast in the statement, so that the
-text is the same whoever sends it. Names are either ours, made from numbers, or travel as parameters.
+text is the same whoever sends it. Names are either ours, made from numbers, or travel as parameters. Every type,
+function and operator is named with its schema: the search_path is pinned, and does not matter.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def as_json(value: Any) -> str:
 
 def describe(source: int, label: str, features: list[str], labels: bool) -> Query:
     return Query(
-        "SELECT * FROM bismarck_dp.describe($1::oid::regclass, $2, $3::text[], $4::boolean)",
+        "SELECT * FROM bismarck_dp.describe($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
+        " $4::pg_catalog.bool)",
         (str(source), label, features, str(labels)),
     )
 
@@ -44,15 +46,17 @@ def source_facts(source: int) -> Query:
     """The source's name as anyone would write it, and whether the caller owns its rows (a view's may be another's)."""
     return Query(
         "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name,"
-        " (c.relkind NOT IN ('v', 'm') AND pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER')"
-        " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = bismarck_dp.caller())) AS owned"
-        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::oid",
+        " (NOT c.relkind OPERATOR(pg_catalog.=) ANY ('{v,m}'::pg_catalog.\"char\"[])"
+        " AND pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER')"
+        " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid OPERATOR(pg_catalog.=) bismarck_dp.caller())) AS owned"
+        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace"
+        " WHERE c.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
         (str(source),),
     )
 
 
 def model_named(name: str) -> Query:
-    return Query("SELECT id FROM bismarck_dp.model WHERE name = $1", (name,))
+    return Query("SELECT id FROM bismarck_dp.model WHERE name OPERATOR(pg_catalog.=) $1", (name,))
 
 
 def next_run() -> Query:
@@ -67,7 +71,7 @@ def create_blocks(table: str, width: int) -> Query:
     """An unlogged table that lives and dies within the transaction; its one scan is never split among workers."""
     kind = "block" if 4 * (width + 1) <= MAX_ROW_BYTES_ON_PAGE else "wide_block"
     return Query(
-        f"CREATE UNLOGGED TABLE {table} (block int NOT NULL, rows bismarck_dp.{kind} NOT NULL)"
+        f"CREATE UNLOGGED TABLE {table} (block pg_catalog.int4 NOT NULL, rows bismarck_dp.{kind} NOT NULL)"
         " USING heap WITH (autovacuum_enabled = off, parallel_workers = 0)"
     )
 
@@ -78,21 +82,23 @@ def drop_blocks(tables: Sequence[str]) -> Query:
 
 def pack(source: int, label: str, features: list[str], tables: list[str], params: dict[str, Any]) -> Query:
     return Query(
-        "SELECT bismarck_dp.pack($1::oid::regclass, $2, $3::text[], $4::text[]::regclass[], $5::jsonb) AS rows",
+        "SELECT bismarck_dp.pack($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
+        " $4::pg_catalog.text[]::pg_catalog.regclass[], $5::pg_catalog.jsonb) AS rows",
         (str(source), label, features, tables, as_json(params)),
     )
 
 
 def repack(old: list[str], new: list[str], params: dict[str, Any]) -> Query:
     return Query(
-        "SELECT bismarck_dp.repack($1::text[]::regclass[], $2::text[]::regclass[], $3::jsonb) AS rows",
+        "SELECT bismarck_dp.repack($1::pg_catalog.text[]::pg_catalog.regclass[],"
+        " $2::pg_catalog.text[]::pg_catalog.regclass[], $3::pg_catalog.jsonb) AS rows",
         (old, new, as_json(params)),
     )
 
 
 def begin(run: int, kernel: str, width: int, params: dict[str, Any]) -> Query:
     return Query(
-        "SELECT bismarck_dp.begin($1::bigint, $2, $3::int, $4::jsonb)",
+        "SELECT bismarck_dp.begin($1::pg_catalog.int8, $2, $3::pg_catalog.int4, $4::pg_catalog.jsonb)",
         (str(run), kernel, str(width), as_json(params)),
     )
 
@@ -104,33 +110,35 @@ def epoch(run: int, tables: Sequence[str]) -> Query:
         for part, table in enumerate(tables)
     )
     return Query(
-        "SELECT bismarck_dp.fold($1::bigint, $2)",
+        "SELECT bismarck_dp.fold($1::pg_catalog.int8, $2)",
         (str(run), f"SELECT bismarck_dp.merge(state ORDER BY part) FROM ({arms}) AS parts"),
     )
 
 
 def objective(run: int) -> Query:
-    return Query("SELECT bismarck_dp.objective($1::bigint) AS objective", (str(run),))
+    return Query("SELECT bismarck_dp.objective($1::pg_catalog.int8) AS objective", (str(run),))
 
 
 def release(run: int, noise: dict[str, Any]) -> Query:
-    return Query("SELECT bismarck_dp.release($1::bigint, $2::jsonb) AS weights", (str(run), as_json(noise)))
+    return Query(
+        "SELECT bismarck_dp.release($1::pg_catalog.int8, $2::pg_catalog.jsonb) AS weights", (str(run), as_json(noise))
+    )
 
 
 def register(model: dict[str, Any]) -> Query:
     return Query(
         f"WITH registered AS (INSERT INTO bismarck_dp.model ({MODEL_COLUMNS}, owner)"
         f" SELECT {MODEL_COLUMNS}, bismarck_dp.caller()"
-        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, $1::jsonb)"
+        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, $1::pg_catalog.jsonb)"
         " ON CONFLICT (name) DO NOTHING RETURNING *)"
-        " SELECT pg_catalog.to_jsonb(registered)::text AS model FROM registered",
+        " SELECT pg_catalog.to_jsonb(registered)::pg_catalog.text AS model FROM registered",
         (as_json(model),),
     )
 
 
 def forget(name: str) -> Query:
     return Query(
-        "DELETE FROM bismarck_dp.model WHERE name = $1"
+        "DELETE FROM bismarck_dp.model WHERE name OPERATOR(pg_catalog.=) $1"
         " AND pg_catalog.pg_has_role(bismarck_dp.caller(), owner, 'MEMBER') RETURNING id",
         (name,),
     )

@@ -24,6 +24,8 @@ def serve(plpy: Any, verb: str, request: str) -> str:
     except plpy.SPIError as error:
         details = getattr(error, "spidata", None) or (None, None, None)
         answer = _refusal(str(error), details[2] or "", getattr(error, "sqlstate", None) or "XX000")
+    except Exception as bug:
+        answer = _refusal(f"internal error: {type(bug).__name__}: {bug}", "this is a bug: please report it", "XX000")
     return json.dumps(answer, allow_nan=False)
 
 
@@ -31,7 +33,12 @@ def _refusal(message: str, hint: str, sqlstate: str) -> dict[str, Any]:
     return {"error": message, "hint": hint, "sqlstate": sqlstate}
 
 
-def _request(fields: dict[str, Any]) -> Request:
+FIELDS = {"source", "model", "label", "features", "epsilon", "delta", "algorithm", "loss", "options"}
+
+
+def _request(fields: Any) -> Request:
+    if not isinstance(fields, dict) or set(fields) != FIELDS or isinstance(fields["features"], (str, dict, int)):
+        raise BismarckError("malformed request", "use dp_train or dp_explain")
     for name in ("source", "label", "features"):
         if fields[name] is None or (name == "features" and None in fields[name]):
             raise BismarckError(f"{name} is NULL", "it must be given", "22004")
@@ -55,7 +62,7 @@ def _explain(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
-    if fields["model"] is None:
+    if not isinstance(fields, dict) or fields.get("model") is None:
         raise BismarckError("model is NULL", "it must be given", "22004")
     engine.forget(fields["model"])
     return {}

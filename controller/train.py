@@ -14,6 +14,8 @@ from bismarck_dp.spec import OPTIONS
 
 from .engines import Engine, Packed, Request, Shape
 
+LONGEST_NAME = 200
+
 Progress = Callable[[int, int], None]
 """Called with the passes done and the passes planned."""
 
@@ -28,13 +30,13 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
     _check_names(request)
     source = engine.check(request)
     shape = engine.describe(request)
-    plan = make_plan(request.spec, shape.n, shape.d)
-    packed = engine.pack(request, plan, shape.classes)
+    plan = make_plan(request.spec, shape.n, shape.d, engine.pulse)
+    packed = engine.pack(request, plan)
     if packed.rows != plan.n:
         # Rows came or went since they were counted. n is public: plan again for the rows that were packed.
-        plan = make_plan(request.spec, packed.rows, shape.d)
+        plan = make_plan(request.spec, packed.rows, shape.d, engine.pulse)
     engine.begin(packed, plan)
-    packed, passes = _epochs(engine, packed, plan, shape, progress)
+    packed, passes = _epochs(engine, packed, plan, progress)
     weights = engine.release(packed, plan)
     _check_finite(weights, plan)
     engine.drop(packed)
@@ -46,24 +48,26 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
 def explain(engine: Engine, request: Request) -> dict[str, Any]:
     """The plan for a source: reads its n and d, and nothing else."""
     shape = engine.describe(request, labels=False)
-    return make_plan(request.spec, shape.n, shape.d).explain()
+    return make_plan(request.spec, shape.n, shape.d, engine.pulse).explain()
 
 
 def _check_names(request: Request) -> None:
     if not request.model:
         raise BismarckError("the model has no name", "pass a name to register it under")
+    if len(request.model) > LONGEST_NAME:
+        raise BismarckError(f"the model's name has {len(request.model)} characters", f"use at most {LONGEST_NAME}")
     if len(request.features) > 1 and request.label in request.features:
         raise BismarckError(f'label column "{request.label}" is among the features', "leave it out of one of them")
 
 
-def _epochs(engine: Engine, packed: Packed, plan: Plan, shape: Shape, progress: Progress) -> tuple[Packed, int]:
+def _epochs(engine: Engine, packed: Packed, plan: Plan, progress: Progress) -> tuple[Packed, int]:
     """All passes; fewer only with a tolerance, which no private algorithm takes."""
     planned = plan.schedule.passes
     tolerance = plan.spec.options["tolerance"]
     before = float("inf")
     for done in range(1, planned + 1):
         if done > 1 and plan.schedule.shuffle == "each_pass":
-            packed = engine.repack(packed, plan, shape.classes, done - 1)
+            packed = engine.repack(packed, plan, done - 1)
         engine.epoch(packed)
         progress(done, planned)
         if tolerance is not None:

@@ -153,7 +153,7 @@ CREATE FUNCTION bismarck_dp.call(verb text, request jsonb)
 CREATE FUNCTION @extschema@.dp_train(
     source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
     algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
-    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE AS $$
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
     SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('train',
         pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
             'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
@@ -163,7 +163,7 @@ $$;
 CREATE FUNCTION @extschema@.dp_explain(
     source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
     algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
-    RETURNS TABLE (key text, value text) LANGUAGE sql VOLATILE AS $$
+    RETURNS TABLE (key text, value text) LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
     SELECT e.key, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('explain',
         pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
             'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -198,7 +200,7 @@ def test_states_and_blocks_show_a_summary_and_nothing_else(db: Database, table: 
         oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
         request = Request(oid, "m", "y", ["x"], spec)
         plan = make_plan(spec, 100, 3)
-        packed = engine.pack(request, plan, [-1.0, 1.0])
+        packed = engine.pack(request, plan)
         engine.begin(packed, plan)
         assert connection.exec_driver_sql(f"SELECT rows::text FROM {packed.tables[0]}").scalar_one() == "1600 bytes"
 
@@ -230,7 +232,7 @@ def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
         engine = SqlEngine(connection)
         oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
         plan = make_plan(spec, 100, 3)
-        packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan, [-1.0, 1.0])
+        packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan)
         engine.begin(packed, plan)
         connection.exec_driver_sql(
             "CREATE FUNCTION pg_temp.show(state bismarck_dp.state) RETURNS bismarck_dp.state LANGUAGE plpgsql AS"
@@ -261,3 +263,95 @@ def test_printed_plans_show_no_weights(db: Database, table: Any) -> None:
     assert "plan:" in notices, "printing works, or this test tests nothing"
     assert ":constvalue" in notices
     assert "AGGREF" not in notices
+
+
+def test_a_views_function_cannot_leave_its_search_path_behind(db: Database, analyst: Database) -> None:
+    """A kept search_path would make the extension's own statements resolve names in the caller's temporary schema."""
+    url = analyst.engine.url
+    connection = psycopg2.connect(host=url.query["host"], port=url.query["port"], user="analyst", dbname="bismarck")
+    cursor = connection.cursor()
+    cursor.execute(
+        """
+        CREATE TEMP TABLE t AS SELECT (i % 2)::float8 AS y, ARRAY[i / 100.0, 1.0]::float8[] AS x FROM generate_series(1, 100) i;
+        CREATE FUNCTION pg_temp.climb(v pg_catalog.text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+            IF current_user <> 'analyst' THEN EXECUTE 'ALTER ROLE analyst SUPERUSER'; END IF; RETURN true; END $$;
+        CREATE DOMAIN pg_temp.oid AS pg_catalog.oid CHECK (pg_temp.climb(VALUE::pg_catalog.text));
+        CREATE DOMAIN pg_temp.jsonb AS pg_catalog.jsonb CHECK (pg_temp.climb(VALUE::pg_catalog.text));
+        CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (pg_temp.climb(VALUE));
+        CREATE FUNCTION pg_temp.f() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_catalog.set_config('search_path', 'pg_temp, pg_catalog', false); RETURN 1; END $$;
+        CREATE TEMP VIEW v AS SELECT y * pg_temp.f() AS y, x FROM t;
+        """
+    )
+    cursor.execute("SELECT name FROM public.dp_train('v', 'm', 'y', ARRAY['x'], 1.0)")
+    cursor.execute("SELECT pg_catalog.current_setting('search_path')")
+    assert cursor.fetchone() == ('"$user", public',)
+    cursor.execute("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = 'analyst'")
+    assert cursor.fetchone() == (False,)
+    connection.close()
+
+
+def test_a_source_exchanged_while_it_is_read(db: Database, analyst: Database) -> None:
+    """Types are looked up before rows are read; a table put in its place meanwhile must not be read by them."""
+    url = analyst.engine.url
+    sessions = [
+        psycopg2.connect(host=url.query["host"], port=url.query["port"], user="analyst", dbname="bismarck") for _ in "ab"
+    ]
+    trainer, swapper = (one.cursor() for one in sessions)
+    sessions[0].autocommit = True
+    trainer.execute("CREATE TABLE swap_a (y numeric, x float8[]); INSERT INTO swap_a SELECT i % 2, ARRAY[i] FROM generate_series(1, 50) i")
+    trainer.execute("CREATE TABLE swap_b (y bigint, x float8[]); INSERT INTO swap_b SELECT 1094795585, ARRAY[i] FROM generate_series(1, 50) i")
+    swapper.execute("ALTER TABLE swap_a RENAME TO swap_old; ALTER TABLE swap_b RENAME TO swap_a")
+    outcome: list[Any] = []
+
+    def train() -> None:
+        try:
+            trainer.execute("SELECT n FROM dp_train('swap_a', 'm', 'y', '{x}', NULL, algorithm => 'sgd')")
+            outcome.append(trainer.fetchone())
+        except psycopg2.Error as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    time.sleep(0.5)
+    sessions[1].commit()
+    thread.join(30)
+    for one in sessions:
+        one.close()
+    assert len(outcome) == 1
+    assert not isinstance(outcome[0], psycopg2.OperationalError), "the server went down"
+
+
+def test_predictions_are_not_cached_across_roles_or_commands(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+    """PL/pgSQL keeps a call site for a transaction; who asks, and what the name stands for, may change within it."""
+    rows = table(*two_classes(200, 2))
+    db.train(rows.name, model="mine", algorithm="sgd")
+    sql("CREATE FUNCTION ask() RETURNS float8[] LANGUAGE plpgsql AS $$ BEGIN RETURN dp_predict_proba('mine', '{1,0}'); END $$")
+    sql("CREATE FUNCTION ask_as_owner() RETURNS float8[] LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN RETURN ask(); END $$")
+    with analyst.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT ask_as_owner()").scalar_one() is not None
+        with pytest.raises(Exception, match='model "mine" does not exist'):
+            connection.exec_driver_sql("SELECT ask()")
+        connection.rollback()
+    with db.engine.begin() as connection:
+        first = connection.exec_driver_sql("SELECT ask()").scalar_one()
+        again = (
+            "DO $$ BEGIN PERFORM ask(); PERFORM dp_forget('mine');"
+            f" PERFORM dp_train('{rows.name}', 'mine', 'y', '{{x}}', NULL, algorithm => 'sgd', options => '{{\"epochs\": 1}}');"
+            " CREATE TEMP TABLE answers AS SELECT ask() AS a, dp_predict_proba('mine', '{1,0}') AS b; END $$"
+        )
+        connection.exec_driver_sql(again)
+        answer, fresh = connection.exec_driver_sql("SELECT a, b FROM answers").one()
+        connection.exec_driver_sql("DROP TABLE answers")
+    sql("DROP FUNCTION ask, ask_as_owner")
+    assert answer == fresh != first
+
+
+def test_the_callers_output_settings_change_no_number(db: Database, table: Any) -> None:
+    rows = table(*two_classes(200, 2))
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL extra_float_digits = -15")
+        connection.exec_driver_sql(f"CREATE TEMP TABLE got AS SELECT * FROM dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.96, 1.49e-6)")
+        same = "SELECT g.weights = m.weights, g.epsilon = 0.96, g.delta = 1.49e-6 FROM got g JOIN bismarck_dp.model m USING (id)"
+        assert connection.exec_driver_sql(same).one() == (True, True, True)
+        connection.exec_driver_sql("DROP TABLE got")

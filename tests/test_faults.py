@@ -74,6 +74,25 @@ def test_cancelling_works_at_once(db: Database, table: Any) -> None:
     assert max(delays) < 5
 
 
+def test_planning_can_be_cancelled(db: Database, table: Any) -> None:
+    """A schedule without a closed form is planned by the recursion, which may take long; it is cancelled all the same."""
+    rows = table(*two_classes(2000, 2))
+    options = '{"lambda": 0.01, "average": "all", "batch_size": 1, "epochs": 1000000}'
+    running = Running(db, f"SELECT * FROM dp_explain('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => '{options}')")
+    time.sleep(1.5)
+    asked = time.monotonic()
+    running.connection.cancel()
+    running.wait()
+    assert isinstance(running.error, psycopg2.errors.QueryCanceled)
+    assert running.ended - asked < 2
+
+
+def test_fresh_orders_do_not_pile_up_locks(db: Database, table: Any) -> None:
+    rows = table(*two_classes(60, 2))
+    model = db.train(rows.name, algorithm="sgd", shuffle="each_pass", epochs=1500, workers=8, batch_size=10)
+    assert model.passes == 1500
+
+
 def test_a_terminated_backend_leaves_nothing(db: Database, table: Any, sql: Any) -> None:
     rows = table(*two_classes(20_000, 20))
     running = Running(db, LONG.format(rows.name))

@@ -74,14 +74,14 @@ typedef struct DpSource {
     DpNumberType label_type; /* DP_BOOL allowed here only */
     bool is_array;           /* one array column */
     DpNumberType *types;     /* of the columns, or of the array's elements */
+    Oid label_oid, *oids;    /* the columns' types as PostgreSQL names them */
 } DpSource;
 
 typedef bool (*DpReceive)(TupleTableSlot *slot, void *arg);
 
 extern DpSource *dp_source(Oid relation, text *label, ArrayType *features);
-extern char *dp_source_query(const DpSource *source, bool label, bool features);
 extern double dp_to_double(Datum value, DpNumberType type);
-extern void dp_read_as_caller(const char *query, DpReceive receive, void *arg);
+extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
 
 /* ---- random numbers (params.c) ---- */
 

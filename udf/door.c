@@ -115,6 +115,7 @@ dp_call(PG_FUNCTION_ARGS)
     SetUserIdAndSecContext(owner_of_function(fcinfo->flinfo->fn_oid), context | SECURITY_LOCAL_USERID_CHANGE);
     options = NewGUCNestLevel();
     dp_set_option("search_path", "pg_catalog, pg_temp");
+    dp_set_option("extra_float_digits", "1"); /* numbers cross the door as text, with all their digits */
     innermost = &caller;
     PG_TRY();
     {
@@ -127,7 +128,7 @@ dp_call(PG_FUNCTION_ARGS)
     }
     PG_END_TRY();
     innermost = caller.outer;
-    AtEOXact_GUC(true, options);
+    AtEOXact_GUC(false, options);
     SetUserIdAndSecContext(caller.role, context);
     raise_refusal(DatumGetJsonbP(answer));
     PG_RETURN_DATUM(answer);

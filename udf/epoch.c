@@ -164,6 +164,6 @@ dp_fold(PG_FUNCTION_ARGS)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a pass must give one state")));
     dp_state_keep(run, dp_state_checked(result));
     SPI_finish();
-    AtEOXact_GUC(true, options);
+    AtEOXact_GUC(false, options);
     PG_RETURN_VOID();
 }

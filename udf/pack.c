@@ -132,9 +132,10 @@ typedef struct Packer {
     bool intercept;
     double feature_bound;
     bool regression;
-    double label_bound, negative, positive;
-    double *x;  /* room for the features of one row */
-    float *row; /* the packed row */
+    double label_bound;
+    double negative, other_negative, positive; /* labels of the two classes; a second one may mean the negative */
+    double *x;                                 /* room for the features of one row */
+    float *row;                                /* the packed row */
     int64 n;
     MemoryContext per_row;
     DpShuffle *shuffle;
@@ -146,7 +147,7 @@ label_of(const Packer *p, double y)
 {
     if (p->regression)
         return isfinite(y) ? fmax(-p->label_bound, fmin(p->label_bound, y)) : NAN;
-    return y == p->positive ? 1.0 : y == p->negative ? -1.0 : NAN;
+    return y == p->positive ? 1.0 : y == p->negative || y == p->other_negative ? -1.0 : NAN;
 }
 
 static bool
@@ -245,6 +246,7 @@ packer(const DpSource *source, Jsonb *params)
         p.label_bound = dp_number(params, "label_bound");
     else {
         p.negative = dp_number(params, "negative");
+        p.other_negative = dp_number(params, "other_negative");
         p.positive = dp_number(params, "positive");
     }
     p.x = palloc(sizeof(double) * p.d);
@@ -287,7 +289,7 @@ dp_pack(PG_FUNCTION_ARGS)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
     dp_random_from(&random, params, DP_STREAM_ORDER);
     p.shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
-    dp_read_as_caller(dp_source_query(source, true, true), pack_row, &p);
+    dp_read_source(source, true, pack_row, &p);
     write_all(p.shuffle, p.n, row_bytes, PG_GETARG_ARRAYTYPE_P(3));
     PG_RETURN_INT64(p.n);
 }

@@ -9,18 +9,24 @@
 #include <math.h>
 
 #include "access/htup_details.h"
+#include "access/xact.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/syscache.h"
 
 PG_FUNCTION_INFO_V1(dp_predict);
 PG_FUNCTION_INFO_V1(dp_predict_proba);
 
 typedef struct Model {
+    MemoryContext context; /* its own, to be deleted when another model takes its place */
+    Oid role;
+    CommandId command;
+    TimestampTz statement;
     char *name;
     bool is_logistic;
     bool has_intercept, is_classifier;
@@ -76,23 +82,42 @@ extension_owner(FunctionCallInfo fcinfo)
 }
 
 static Model *
+new_model(MemoryContext parent, const char *name)
+{
+    MemoryContext context = AllocSetContextCreate(parent, "model", ALLOCSET_SMALL_SIZES);
+    Model *m = MemoryContextAllocZero(context, sizeof(Model));
+
+    m->context = context;
+    m->role = GetUserId();
+    m->command = GetCurrentCommandId(false);
+    m->statement = GetCurrentStatementStartTimestamp();
+    m->name = MemoryContextStrdup(context, name);
+    return m;
+}
+
+static bool
+still_holds(const Model *m, const char *name)
+{
+    return m != NULL && m->role == GetUserId() && m->command == GetCurrentCommandId(false) &&
+           m->statement == GetCurrentStatementStartTimestamp() && strcmp(m->name, name) == 0;
+}
+
+static Model *
 look_up(FunctionCallInfo fcinfo, const char *name)
 {
-    MemoryContext context = fcinfo->flinfo->fn_mcxt;
-    Model *m = MemoryContextAllocZero(context, sizeof(Model));
+    Model *m = new_model(fcinfo->flinfo->fn_mcxt, name);
     Oid types[] = {TEXTOID, OIDOID};
     Datum values[] = {CStringGetTextDatum(name), ObjectIdGetDatum(GetUserId())};
     Oid role;
     int security;
 
-    m->name = MemoryContextStrdup(context, name);
     GetUserIdAndSecContext(&role, &security);
     SetUserIdAndSecContext(extension_owner(fcinfo), security | SECURITY_LOCAL_USERID_CHANGE);
     SPI_connect();
     if (SPI_execute_with_args(model_query, 2, types, values, NULL, true, 1) != SPI_OK_SELECT || SPI_processed != 1)
         ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("model \"%s\" does not exist", name),
                         errhint("The view bismarck_dp.models lists the models you may use.")));
-    fill_model(m, context);
+    fill_model(m, m->context);
     SPI_finish();
     SetUserIdAndSecContext(role, security);
     return m;
@@ -104,8 +129,12 @@ model_of_call(FunctionCallInfo fcinfo)
     char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
     Model *m = fcinfo->flinfo->fn_extra;
 
-    if (m == NULL || strcmp(m->name, name) != 0)
+    if (!still_holds(m, name)) {
+        fcinfo->flinfo->fn_extra = NULL;
+        if (m != NULL)
+            MemoryContextDelete(m->context);
         fcinfo->flinfo->fn_extra = m = look_up(fcinfo, name);
+    }
     pfree(name);
     return m;
 }
@@ -114,7 +143,9 @@ model_of_call(FunctionCallInfo fcinfo)
 static double
 margin(Model *m, ArrayType *features)
 {
-    if (ARR_NDIM(features) > 1 || ArrayGetNItems(ARR_NDIM(features), ARR_DIMS(features)) != m->d)
+    if (ARR_NDIM(features) > 1)
+        ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR), errmsg("features must be one list, not a matrix")));
+    if (ArrayGetNItems(ARR_NDIM(features), ARR_DIMS(features)) != m->d)
         ereport(ERROR, (errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
                         errmsg("model \"%s\" has %d features, not %d", m->name, m->d,
                                ArrayGetNItems(ARR_NDIM(features), ARR_DIMS(features)))));

@@ -8,10 +8,13 @@
 #include <math.h>
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 
 PG_FUNCTION_INFO_V1(dp_release);
+
+#define SAMPLES_BETWEEN_CHECKS 4096
 
 static void
 invalid_noise(const char *what)
@@ -39,7 +42,10 @@ add_gaussian(Jsonb *noise, DpRandom *random, double *w, int d)
 
     if (steps < 1 || steps > 0x1p20 || steps != floor(steps))
         invalid_noise("the scale is not a whole number of grid steps between 1 and 2^20");
-    dp_release_gaussian(random, grid, (uint64_t)steps, w, d);
+    for (int at = 0; at < d; at += SAMPLES_BETWEEN_CHECKS) {
+        CHECK_FOR_INTERRUPTS();
+        dp_release_gaussian(random, grid, (uint64_t)steps, w + at, Min(SAMPLES_BETWEEN_CHECKS, d - at));
+    }
 }
 
 static void

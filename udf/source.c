@@ -15,6 +15,7 @@
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "tcop/dest.h"
 #include "tcop/tcopprot.h"
 #include "utils/acl.h"
@@ -113,6 +114,8 @@ resolve_features(DpSource *source)
     ListCell *cell;
 
     source->types = palloc(sizeof(DpNumberType) * list_length(source->features));
+    source->oids = palloc(sizeof(Oid) * list_length(source->features));
+    source->oids[0] = type;
     source->is_array = OidIsValid(element) && list_length(source->features) == 1;
     if (source->is_array) {
         source->types[0] = number_type(element);
@@ -125,6 +128,7 @@ resolve_features(DpSource *source)
         const char *name = lfirst(cell);
 
         type = column_type(source->relation, name);
+        source->oids[i] = type;
         source->types[i] = number_type(type);
         if (source->types[i++] == DP_NOT_A_NUMBER)
             wrong_type(name, type,
@@ -138,11 +142,13 @@ dp_source(Oid relation, text *label, ArrayType *features)
     DpSource *source = palloc0(sizeof(DpSource));
     Oid type;
 
+    /* Held to the end of the transaction: nobody renames or alters what was looked at before it is read. */
+    LockRelationOid(relation, AccessShareLock);
     check_relation(relation);
     source->relation = relation;
     source->label = text_to_cstring(label);
     source->features = names_of(features);
-    type = column_type(relation, source->label);
+    type = source->label_oid = column_type(relation, source->label);
     source->label_type = number_type(type);
     if (source->label_type == DP_NOT_A_NUMBER)
         wrong_type(source->label, type, "a number or boolean");
@@ -150,8 +156,8 @@ dp_source(Oid relation, text *label, ArrayType *features)
     return source;
 }
 
-char *
-dp_source_query(const DpSource *source, bool label, bool features)
+static char *
+source_query(const DpSource *source, bool label)
 {
     StringInfoData query;
     const char *comma = "";
@@ -163,12 +169,11 @@ dp_source_query(const DpSource *source, bool label, bool features)
         appendStringInfoString(&query, quote_identifier(source->label));
         comma = ", ";
     }
-    if (features)
-        foreach(cell, source->features)
-        {
-            appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
-            comma = ", ";
-        }
+    foreach(cell, source->features)
+    {
+        appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
+        comma = ", ";
+    }
     appendStringInfo(&query, " FROM %s",
                      quote_qualified_identifier(get_namespace_name(get_rel_namespace(source->relation)),
                                                 get_rel_name(source->relation)));
@@ -203,6 +208,8 @@ dp_to_double(Datum value, DpNumberType type)
 
 typedef struct Receiver {
     DestReceiver dest;
+    const DpSource *source;
+    bool label;
     DpReceive receive;
     void *arg;
 } Receiver;
@@ -217,12 +224,22 @@ receive_slot(TupleTableSlot *slot, DestReceiver *self)
     return receiver->receive(slot, receiver->arg);
 }
 
+/* Values are decoded by the types that were looked up; a mismatch would read memory as what it is not. */
 static void
 receiver_startup(DestReceiver *self, int operation, TupleDesc type)
 {
-    (void)self;
+    Receiver *receiver = (Receiver *)self;
+    const DpSource *source = receiver->source;
+    int at = 0;
+    bool same = type->natts == list_length(source->features) + receiver->label;
+
     (void)operation;
-    (void)type;
+    if (same && receiver->label)
+        same = TupleDescAttr(type, at++)->atttypid == source->label_oid;
+    for (int i = 0; same && i < list_length(source->features); i++)
+        same = TupleDescAttr(type, at++)->atttypid == source->oids[i];
+    if (!same)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE), errmsg("the source's columns changed while it was read")));
 }
 
 static void
@@ -276,11 +293,18 @@ set_scan_options(void)
     dp_set_option("jit", "off");
 }
 
+/*
+ * Everything a function of the caller's sets while the source is read is undone, not kept: a kept search_path would
+ * become that of the extension's own statements.
+ */
 void
-dp_read_as_caller(const char *query, DpReceive receive, void *arg)
+dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg)
 {
-    Receiver receiver = {
-        .dest = {receive_slot, receiver_startup, receiver_end, receiver_end, DestNone}, .receive = receive, .arg = arg};
+    Receiver receiver = {.dest = {receive_slot, receiver_startup, receiver_end, receiver_end, DestNone},
+                         .source = source,
+                         .label = label,
+                         .receive = receive,
+                         .arg = arg};
     int options = NewGUCNestLevel();
     Oid role;
     int context;
@@ -288,9 +312,9 @@ dp_read_as_caller(const char *query, DpReceive receive, void *arg)
     GetUserIdAndSecContext(&role, &context);
     SetUserIdAndSecContext(dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
     set_scan_options();
-    run_query(query, &receiver);
+    run_query(source_query(source, label), &receiver);
     SetUserIdAndSecContext(role, context);
-    AtEOXact_GUC(true, options);
+    AtEOXact_GUC(false, options);
 }
 
 /* ---- describe: how many rows and features, and how the labels are written ---- */
@@ -364,7 +388,7 @@ dp_describe(PG_FUNCTION_ARGS)
         elog(ERROR, "describe returns a record");
     if (!source->is_array)
         shape.shortest = shape.longest = list_length(source->features);
-    dp_read_as_caller(dp_source_query(source, shape.labels, true), measure, &shape);
+    dp_read_source(source, shape.labels, measure, &shape);
     values[0] = Int64GetDatum(shape.rows);
     values[1] = Int32GetDatum(shape.shortest);
     values[2] = Int32GetDatum(shape.longest);
