@@ -272,7 +272,8 @@ def test_a_views_function_cannot_leave_its_search_path_behind(db: Database, anal
     cursor = connection.cursor()
     cursor.execute(
         """
-        CREATE TEMP TABLE t AS SELECT (i % 2)::float8 AS y, ARRAY[i / 100.0, 1.0]::float8[] AS x FROM generate_series(1, 100) i;
+        CREATE TEMP TABLE t AS
+            SELECT (i % 2)::float8 AS y, ARRAY[i / 100.0, 1.0]::float8[] AS x FROM generate_series(1, 100) i;
         CREATE FUNCTION pg_temp.climb(v pg_catalog.text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
             IF current_user <> 'analyst' THEN EXECUTE 'ALTER ROLE analyst SUPERUSER'; END IF; RETURN true; END $$;
         CREATE DOMAIN pg_temp.oid AS pg_catalog.oid CHECK (pg_temp.climb(VALUE::pg_catalog.text));
@@ -295,12 +296,15 @@ def test_a_source_exchanged_while_it_is_read(db: Database, analyst: Database) ->
     """Types are looked up before rows are read; a table put in its place meanwhile must not be read by them."""
     url = analyst.engine.url
     sessions = [
-        psycopg2.connect(host=url.query["host"], port=url.query["port"], user="analyst", dbname="bismarck") for _ in "ab"
+        psycopg2.connect(host=url.query["host"], port=url.query["port"], user="analyst", dbname="bismarck")
+        for _ in "ab"
     ]
     trainer, swapper = (one.cursor() for one in sessions)
     sessions[0].autocommit = True
-    trainer.execute("CREATE TABLE swap_a (y numeric, x float8[]); INSERT INTO swap_a SELECT i % 2, ARRAY[i] FROM generate_series(1, 50) i")
-    trainer.execute("CREATE TABLE swap_b (y bigint, x float8[]); INSERT INTO swap_b SELECT 1094795585, ARRAY[i] FROM generate_series(1, 50) i")
+    trainer.execute(
+        "CREATE TABLE swap_a AS SELECT (i % 2)::numeric AS y, ARRAY[i::float8] AS x FROM generate_series(1, 50) i"
+    )
+    trainer.execute("CREATE TABLE swap_b AS SELECT 1094795585::bigint AS y, x FROM swap_a")
     swapper.execute("ALTER TABLE swap_a RENAME TO swap_old; ALTER TABLE swap_b RENAME TO swap_a")
     outcome: list[Any] = []
 
@@ -322,12 +326,20 @@ def test_a_source_exchanged_while_it_is_read(db: Database, analyst: Database) ->
     assert not isinstance(outcome[0], psycopg2.OperationalError), "the server went down"
 
 
-def test_predictions_are_not_cached_across_roles_or_commands(db: Database, analyst: Database, table: Any, sql: Any) -> None:
+def test_predictions_are_not_cached_across_roles_or_commands(
+    db: Database, analyst: Database, table: Any, sql: Any
+) -> None:
     """PL/pgSQL keeps a call site for a transaction; who asks, and what the name stands for, may change within it."""
     rows = table(*two_classes(200, 2))
     db.train(rows.name, model="mine", algorithm="sgd")
-    sql("CREATE FUNCTION ask() RETURNS float8[] LANGUAGE plpgsql AS $$ BEGIN RETURN dp_predict_proba('mine', '{1,0}'); END $$")
-    sql("CREATE FUNCTION ask_as_owner() RETURNS float8[] LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN RETURN ask(); END $$")
+    sql(
+        "CREATE FUNCTION ask() RETURNS float8[] LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN dp_predict_proba('mine', '{1,0}'); END $$"
+    )
+    sql(
+        "CREATE FUNCTION ask_as_owner() RETURNS float8[] LANGUAGE plpgsql SECURITY DEFINER AS"
+        " $$ BEGIN RETURN ask(); END $$"
+    )
     with analyst.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT ask_as_owner()").scalar_one() is not None
         with pytest.raises(Exception, match='model "mine" does not exist'):
@@ -337,7 +349,8 @@ def test_predictions_are_not_cached_across_roles_or_commands(db: Database, analy
         first = connection.exec_driver_sql("SELECT ask()").scalar_one()
         again = (
             "DO $$ BEGIN PERFORM ask(); PERFORM dp_forget('mine');"
-            f" PERFORM dp_train('{rows.name}', 'mine', 'y', '{{x}}', NULL, algorithm => 'sgd', options => '{{\"epochs\": 1}}');"
+            f" PERFORM dp_train('{rows.name}', 'mine', 'y', '{{x}}', NULL, algorithm => 'sgd',"
+            " options => '{\"epochs\": 1}');"
             " CREATE TEMP TABLE answers AS SELECT ask() AS a, dp_predict_proba('mine', '{1,0}') AS b; END $$"
         )
         connection.exec_driver_sql(again)
@@ -351,7 +364,10 @@ def test_the_callers_output_settings_change_no_number(db: Database, table: Any) 
     rows = table(*two_classes(200, 2))
     with db.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL extra_float_digits = -15")
-        connection.exec_driver_sql(f"CREATE TEMP TABLE got AS SELECT * FROM dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.96, 1.49e-6)")
-        same = "SELECT g.weights = m.weights, g.epsilon = 0.96, g.delta = 1.49e-6 FROM got g JOIN bismarck_dp.model m USING (id)"
+        connection.exec_driver_sql(
+            f"CREATE TEMP TABLE got AS SELECT * FROM dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.96, 1.49e-6)"
+        )
+        same = "SELECT g.weights = m.weights, g.epsilon = 0.96, g.delta = 1.49e-6 FROM got g JOIN bismarck_dp.model m"
+        same += " USING (id)"
         assert connection.exec_driver_sql(same).one() == (True, True, True)
         connection.exec_driver_sql("DROP TABLE got")

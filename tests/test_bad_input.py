@@ -263,20 +263,25 @@ def test_load_refuses_bad_arrays_and_leaves_no_table(db: Database, sql: Any) -> 
     ids=str,
 )
 def test_extreme_options_train_or_are_refused_in_words(db: Database, rows: str, options: dict[str, Any]) -> None:
-    try:
-        row = dp_train(db, rows, options=options)
-    except sqlalchemy.exc.DBAPIError as error:
-        assert error.orig is not None
-        assert "internal error" not in str(error.orig)
-        assert "Traceback" not in str(error.orig)
+    outcome = attempt(db, rows, options)
+    if isinstance(outcome, sqlalchemy.exc.DBAPIError):
+        assert "internal error" not in str(outcome.orig)
+        assert "Traceback" not in str(outcome.orig)
     else:
-        assert np.isfinite(row["weights"]).all()
+        assert np.isfinite(outcome["weights"]).all()
+
+
+def attempt(db: Database, rows: str, options: dict[str, Any]) -> Any:
+    try:
+        return dp_train(db, rows, options=options)
+    except sqlalchemy.exc.DBAPIError as error:
+        return error
 
 
 @pytest.mark.parametrize("request_", ["{}", "[]", "null", "7", '{"model": "m"}', '{"source": 0}'])
 @pytest.mark.parametrize("verb", ["train", "explain", "forget", "serve"])
 def test_malformed_calls_are_refused_in_words(db: Database, sql: Any, verb: str, request_: str) -> None:
-    with pytest.raises(Exception, match="malformed request|model is NULL|does not exist|unknown verb") as caught:
+    with pytest.raises(Exception, match=r"malformed request|model is NULL|does not exist|unknown verb") as caught:
         sql("SELECT bismarck_dp.call(:verb, CAST(:request AS jsonb))", verb=verb, request=request_)
     assert "Traceback" not in str(caught.value)
 

@@ -75,7 +75,7 @@ def test_cancelling_works_at_once(db: Database, table: Any) -> None:
 
 
 def test_planning_can_be_cancelled(db: Database, table: Any) -> None:
-    """A schedule without a closed form is planned by the recursion, which may take long; it is cancelled all the same."""
+    """A schedule without a closed form is planned by the recursion, which may take long; cancelling works there too."""
     rows = table(*two_classes(2000, 2))
     options = '{"lambda": 0.01, "average": "all", "batch_size": 1, "epochs": 1000000}'
     running = Running(db, f"SELECT * FROM dp_explain('{rows.name}', 'm', 'y', '{{x}}', 1.0, options => '{options}')")

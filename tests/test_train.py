@@ -386,7 +386,7 @@ def test_partitions_run_side_by_side(db: Database, table: Any, workers: int) -> 
 
 
 def test_what_a_label_means_does_not_depend_on_other_rows(db: Database, table: Any) -> None:
-    """One label from -1 to 0 turns the majority's coding, and may turn how predictions are written, but no row's meaning."""
+    """One label from -1 to 0 turns the majority's coding, and so how predictions are written, but no row's meaning."""
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(1000, 2)) / 2).astype(np.float32)
     y = np.array([1.0] * 900 + [0.0] * 50 + [-1.0] * 50)
