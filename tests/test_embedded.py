@@ -357,7 +357,7 @@ def test_a_plain_user_needs_nobody(room: Path, files: Path) -> None:
     os.chown(home, 65534, 65534)
     packages = os.pathsep.join(map(str, embedded._python_path(embedded._Account.of(room / "none"))))
     outcome = subprocess.run(
-        [sys.executable, "-c", PLAIN_USER, str(files)],
+        [str(Path(sys.prefix).resolve() / "bin" / "python"), "-c", PLAIN_USER, str(files)],
         user=65534,
         group=65534,
         extra_groups=[],
