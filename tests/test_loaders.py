@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bismarck_dp.controller import loaders
+from bismarck_dp.controller import loaders, readers
 from bismarck_dp.controller.embedded import Cluster
 from bismarck_dp.controller.loaders import load, parse_name, quote_ident, quote_name
 from bismarck_dp.errors import BismarckError
@@ -229,7 +229,7 @@ def test_csv_header_by_order(connection: sa.Connection, tmp_path: Path) -> None:
 
 def test_files_in_small_blocks(connection: sa.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines and numbers cut by the edge of a block are put together again, and still counted right."""
-    monkeypatch.setattr(loaders, "BLOCK", 7)
+    monkeypatch.setattr(readers, "BLOCK", 7)
     x, y = np.arange(400.0).reshape(100, 4) * 1.25, np.arange(100.0)
     lines = [",".join(map(str, [label, *row])) for label, row in zip(y, x)]
     load(connection, "c", written(tmp_path, "\n".join(["y,a,b,c,d", *lines])))
@@ -299,7 +299,7 @@ def test_libsvm(connection: sa.Connection, tmp_path: Path, text: str, zipped: bo
 
 
 def test_libsvm_width_and_chunks(connection: sa.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "CHUNK", 100)
+    monkeypatch.setattr(readers, "DENSE", 100)
     load(connection, "t", written(tmp_path, LIBSVM), n_features=6)
     expect(connection, "t", LIBSVM_Y, np.pad(np.array(LIBSVM_X), ((0, 0), (0, 2))))
 
