@@ -22,6 +22,7 @@ typedef struct DpCaller {
 } DpCaller;
 
 extern Oid dp_caller_role(void);
+extern Oid dp_owner_of_function(Oid function);  /* of one of ours: the extension's owner */
 extern const char *dp_caller_search_path(void); /* NULL: the current one */
 extern void dp_set_option(const char *name, const char *value);
 

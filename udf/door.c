@@ -69,8 +69,8 @@ dp_caller(PG_FUNCTION_ARGS)
     PG_RETURN_OID(dp_caller_role());
 }
 
-static Oid
-owner_of_function(Oid function)
+Oid
+dp_owner_of_function(Oid function)
 {
     HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
     Oid owner;
@@ -112,7 +112,7 @@ dp_call(PG_FUNCTION_ARGS)
     Datum answer;
 
     GetUserIdAndSecContext(&caller.role, &context);
-    SetUserIdAndSecContext(owner_of_function(fcinfo->flinfo->fn_oid), context | SECURITY_LOCAL_USERID_CHANGE);
+    SetUserIdAndSecContext(dp_owner_of_function(fcinfo->flinfo->fn_oid), context | SECURITY_LOCAL_USERID_CHANGE);
     options = NewGUCNestLevel();
     dp_set_option("search_path", "pg_catalog, pg_temp");
     dp_set_option("extra_float_digits", "1"); /* numbers cross the door as text, with all their digits */

@@ -8,16 +8,13 @@
 
 #include <math.h>
 
-#include "access/htup_details.h"
 #include "access/xact.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
-#include "utils/syscache.h"
 
 PG_FUNCTION_INFO_V1(dp_predict);
 PG_FUNCTION_INFO_V1(dp_predict_proba);
@@ -71,16 +68,6 @@ fill_model(Model *m, MemoryContext context)
     m->has_intercept = DatumGetBool(column(6, &isnull));
 }
 
-static Oid
-extension_owner(FunctionCallInfo fcinfo)
-{
-    HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(fcinfo->flinfo->fn_oid));
-    Oid owner = ((Form_pg_proc)GETSTRUCT(tuple))->proowner;
-
-    ReleaseSysCache(tuple);
-    return owner;
-}
-
 static Model *
 new_model(MemoryContext parent, const char *name)
 {
@@ -112,7 +99,7 @@ look_up(FunctionCallInfo fcinfo, const char *name)
     int security;
 
     GetUserIdAndSecContext(&role, &security);
-    SetUserIdAndSecContext(extension_owner(fcinfo), security | SECURITY_LOCAL_USERID_CHANGE);
+    SetUserIdAndSecContext(dp_owner_of_function(fcinfo->flinfo->fn_oid), security | SECURITY_LOCAL_USERID_CHANGE);
     SPI_connect();
     if (SPI_execute_with_args(model_query, 2, types, values, NULL, true, 1) != SPI_OK_SELECT || SPI_processed != 1)
         ereport(ERROR, (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("model \"%s\" does not exist", name),
