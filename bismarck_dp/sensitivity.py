@@ -43,7 +43,8 @@ Floats = npt.NDArray[np.float64]
 SEGMENT = 1 << 18
 """Updates handled at once: memory stays bounded however long a pass is."""
 
-PASSES_PER_PULSE = 100
+PASS_OVERHEAD = 2000
+"""A pass takes as long as this many updates before it does any."""
 
 Pulse = Callable[[], None]
 
@@ -111,7 +112,10 @@ def closed_form(schedule: Schedule) -> float | None:
 
 
 def _iterate_weights(schedule: Schedule, rows: int) -> Floats:
-    return np.array([schedule.iterate_weight(rows, j) for j in range(schedule.passes)])
+    """`iterate_weight` of every pass: only the last one may differ."""
+    weights = np.full(schedule.passes, schedule.iterate_weight(rows, 0) if schedule.passes > 1 else 0.0)
+    weights[-1] = schedule.iterate_weight(rows, schedule.passes - 1)
+    return weights
 
 
 def _shares_after_passes(schedule: Schedule) -> Floats:
@@ -140,15 +144,17 @@ def recursion(schedule: Schedule, pulse: Pulse = _no_pulse) -> float:
     sizes = Counter(schedule.part_sizes())
     totals = {rows: np.zeros(schedule.updates(rows)) for rows in sizes}
     after_pass = 1.0 if schedule.average == "none" else 0.0
-    fresh = 0.0
+    fresh, work = 0.0, 0
     for j in reversed(range(schedule.passes)):
         largest, before_pass = 0.0, 0.0
-        if j % PASSES_PER_PULSE == 0:
-            pulse()
         for rows, count in sizes.items():
             entry, gains = _pass(schedule, rows, j, after_pass, pulse)
             before_pass += count * entry
             largest = max(largest, _add_gains(totals[rows], gains))
+            work += schedule.updates(rows) + PASS_OVERHEAD
+        if work > SEGMENT:
+            pulse()
+            work = 0
         after_pass = before_pass
         fresh += largest
     fixed = max(float(total.max()) for total in totals.values())

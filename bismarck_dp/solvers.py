@@ -23,6 +23,8 @@ STEP_EXPONENT = 0.5
 
 DEFAULT_BATCH = 50
 
+MOST_FEATURES = 1_000_000
+
 UNIT_ROUNDOFF = 2.0**-53
 
 
@@ -226,4 +228,6 @@ def make_plan(spec: Spec, n: int, d: int, pulse: Pulse = lambda: None) -> Plan:
         raise BismarckError("the table has no rows", "there is nothing to train on")
     if d < 1:
         raise BismarckError("the rows have no features", "name a non-empty array column, or numeric columns")
+    if d > MOST_FEATURES:
+        raise BismarckError(f"the rows have {d} features", f"at most {MOST_FEATURES} are supported")
     return SOLVERS[spec.algorithm].plan(spec, n, d, pulse)

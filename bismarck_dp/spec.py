@@ -16,16 +16,34 @@ from .errors import BismarckError
 def unknown(kind: str, name: object, known: Iterable[str]) -> BismarckError:
     """A refusal that names the nearest valid word."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    word = _short(str(name))
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"? ' if near else ""
-    return BismarckError(f'unknown {kind} "{name}"', f"{hint}valid: {', '.join(names)}")
+    return BismarckError(f'unknown {kind} "{word}"', f"{hint}valid: {', '.join(names)}")
+
+
+def _short(text: str) -> str:
+    """What a message shows of what it was given; comparing or printing megabytes would only cost time and memory."""
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
+def _as_float(value: Any) -> float:
+    """A number as a float, NaN for anything else; a whole number beyond all floats is infinite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _refuse(name: str, value: object, wanted: str) -> BismarckError:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    shown = f"{value:.15g}" if is_number else json.dumps(value, default=str)
+    number = _as_float(value)
+    shown = _short(json.dumps(value, default=str)) if math.isnan(number) else f"{number:.15g}"
     return BismarckError(f"{name} is {shown}", f"it must be {wanted}")
 
+
+LONGEST_SHOWN = 60
 
 SMALLEST, LARGEST = 1e-15, 1e15
 """No bound of a row, a label or a weight is outside; products of a few of them stay far from zero and infinity."""
@@ -35,19 +53,18 @@ def _number(low: float = SMALLEST, high: float = LARGEST, zero: bool = False) ->
     wanted = f"{'0, or ' if zero else ''}a number from {low:g} to {high:g}"
 
     def parse(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = _as_float(value)
+        if not low <= number <= high and not (zero and number == 0):
             raise _refuse(name, value, wanted)
-        if not low <= value <= high and not (zero and value == 0):
-            raise _refuse(name, value, wanted)
-        return float(value)
+        return number
 
     return parse
 
 
 def _whole(low: int, high: int) -> Callable[[str, Any], int]:
     def parse(name: str, value: Any) -> int:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value != int(value) or not low <= value <= high:
+        number = _as_float(value)
+        if not low <= number <= high or number != int(number):
             raise _refuse(name, value, f"a whole number from {low} to {high}")
         return int(value)
 
@@ -56,7 +73,7 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
 
 def _word(*words: str) -> Callable[[str, Any], str]:
     def parse(name: str, value: Any) -> str:
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise unknown(name, value, words)
         return str(value)
 
@@ -134,14 +151,15 @@ def parse_options(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[st
 def _real(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _refuse(name, value, "a number") from None
 
 
 def check_epsilon(value: Any) -> float:
     epsilon = _real("epsilon", value)
-    if not 0 < epsilon < math.inf:
-        raise BismarckError(f"epsilon is {epsilon:g}", "it must be a finite number above 0, for example 1")
+    if not SMALLEST <= epsilon <= LARGEST:
+        hint = f"it must be a finite number above 0, from {SMALLEST:g} to {LARGEST:g}, for example 1"
+        raise BismarckError(f"epsilon is {epsilon:g}", hint)
     return epsilon
 
 

@@ -18,7 +18,7 @@ def serve(plpy: Any, verb: str, request: str) -> str:
     try:
         if verb not in VERBS:
             raise BismarckError(f'unknown verb "{verb}"')
-        answer = VERBS[verb](PlpyEngine(plpy), json.loads(request))
+        answer = VERBS[verb](PlpyEngine(plpy), json.loads(request, parse_int=_parse_int))
     except BismarckError as refusal:
         answer = _refusal(refusal.message, refusal.hint, refusal.sqlstate)
     except plpy.SPIError as error:
@@ -29,6 +29,11 @@ def serve(plpy: Any, verb: str, request: str) -> str:
     return json.dumps(answer, allow_nan=False)
 
 
+def _parse_int(digits: str) -> int | float:
+    """jsonb writes 1e400 out in full: beyond all floats it is infinite, and refused as such."""
+    return int(digits) if len(digits) < 300 else float("inf")
+
+
 def _refusal(message: str, hint: str, sqlstate: str) -> dict[str, Any]:
     return {"error": message, "hint": hint, "sqlstate": sqlstate}
 
@@ -37,7 +42,7 @@ FIELDS = {"source", "model", "label", "features", "epsilon", "delta", "algorithm
 
 
 def _request(fields: Any) -> Request:
-    if not isinstance(fields, dict) or set(fields) != FIELDS or isinstance(fields["features"], (str, dict, int)):
+    if not isinstance(fields, dict) or set(fields) != FIELDS or not _well_formed(fields):
         raise BismarckError("malformed request", "use dp_train or dp_explain")
     for name in ("source", "label", "features"):
         if fields[name] is None or (name == "features" and None in fields[name]):
@@ -52,6 +57,17 @@ def _request(fields: Any) -> Request:
     return Request(int(fields["source"]), fields["model"] or "", fields["label"], list(fields["features"]), spec)
 
 
+def _well_formed(fields: dict[str, Any]) -> bool:
+    words = [fields[name] for name in ("model", "label", "algorithm", "loss", "epsilon", "delta")]
+    features = fields["features"]
+    lists = features is None or (isinstance(features, list) and all(isinstance(f, (str, type(None))) for f in features))
+    return (
+        lists
+        and all(isinstance(word, (str, int, float, type(None))) for word in words[4:])
+        and all(isinstance(word, (str, type(None))) for word in words[:4])
+    )
+
+
 def _train(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     return train(engine, _request(fields))
 
@@ -62,7 +78,7 @@ def _explain(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(fields, dict) or fields.get("model") is None:
+    if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
         raise BismarckError("model is NULL", "it must be given", "22004")
     engine.forget(fields["model"])
     return {}

@@ -14,7 +14,12 @@ KEY_BYTES = 32
 
 
 class Random(ctypes.Structure):
-    _fields_ = (("input", ctypes.c_uint32 * 16), ("block", ctypes.c_uint32 * 16), ("used", ctypes.c_int))
+    _fields_ = (
+        ("input", ctypes.c_uint32 * 16),
+        ("block", ctypes.c_uint32 * 16),
+        ("used", ctypes.c_int),
+        ("pulse", ctypes.c_void_p),
+    )
 
     @classmethod
     def start(cls, key: bytes, stream: int = 0) -> Random:

@@ -371,3 +371,34 @@ def test_the_callers_output_settings_change_no_number(db: Database, table: Any) 
         same += " USING (id)"
         assert connection.exec_driver_sql(same).one() == (True, True, True)
         connection.exec_driver_sql("DROP TABLE got")
+
+
+def test_predictions_of_an_undone_model_are_refused(db: Database, table: Any, sql: Any) -> None:
+    """A training rolled back within a PL/pgSQL block was never released: its call site must not remember it."""
+    rows = table(*two_classes(200, 2))
+    with pytest.raises(Exception, match='model "gone" does not exist'):
+        sql(
+            "DO $$ BEGIN FOR i IN 1..2 LOOP BEGIN"
+            f" IF i = 1 THEN PERFORM dp_train('{rows.name}', 'gone', 'y', '{{x}}', 1.0); END IF;"
+            " PERFORM dp_predict('gone', '{1,2}'); IF i = 1 THEN RAISE 'undo'; END IF;"
+            " EXCEPTION WHEN raise_exception THEN NULL; END; END LOOP; END $$"
+        )
+
+
+def test_a_released_state_is_wiped(db: Database, table: Any) -> None:
+    from bismarck_dp import Spec, make_plan
+    from bismarck_dp.controller.engines import Request, SqlEngine
+
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("bolton", "logistic", 1.0)
+    with db.engine.connect() as connection:
+        engine = SqlEngine(connection)
+        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
+        plan = make_plan(spec, 100, 3)
+        packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan)
+        engine.begin(packed, plan)
+        engine.epoch(packed)
+        assert len(engine.release(packed, plan)) == 3
+        with pytest.raises(Exception, match="was not begun"):
+            engine.release(packed, plan)
+        connection.rollback()

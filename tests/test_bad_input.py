@@ -93,6 +93,13 @@ ARGUMENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"options": {"step": 1e-320}}, "step is 9.99", "from 1e-15"),
     ({"options": {"workers": 257}}, "workers is 257", "from 1 to 256"),
     ({"delta": 1e-320}, "delta is 9.99", "from 1e-300"),
+    ({"algorithm": "ab" * 1_000_000}, 'unknown algorithm "abab', "valid:"),
+    ({"options": {"ab" * 1_000_000: 1}}, 'unknown option "abab', "valid:"),
+    ({"options": {"average": "ab" * 1_000_000}}, 'unknown average "abab', "valid:"),
+    ({"options": {"lambda": 10**400}}, "lambda is inf", "to 1e+15"),
+    ({"options": {"epochs": 10**400}}, "epochs is inf", "whole number"),
+    ({"epsilon": 1e-310}, "epsilon is 1e-310", "from 1e-15"),
+    ({"epsilon": 1e300}, "epsilon is 1e+300", "to 1e+15"),
     ({"model": "m" * 201}, "the model's name has 201 characters", "at most 200"),
     ({"options": {"workers": 101}}, "101 workers cannot share 100 rows", "at most 100"),
 ]
@@ -102,6 +109,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str, str]] = [
 def test_arguments(db: Database, rows: str, changes: dict[str, Any], message: str, hint: str) -> None:
     error = refusal(db, rows, **changes)
     assert message in error.diag.message_primary
+    assert len(error.diag.message_primary) < 200, "a message shows no more than the start of what it was given"
     assert hint in (error.diag.message_hint or "")
 
 
@@ -278,7 +286,19 @@ def attempt(db: Database, rows: str, options: dict[str, Any]) -> Any:
         return error
 
 
-@pytest.mark.parametrize("request_", ["{}", "[]", "null", "7", '{"model": "m"}', '{"source": 0}'])
+WHOLE = {
+    "source": 0, "model": "m", "label": "y", "features": ["x"], "epsilon": 1, "delta": 0, "algorithm": "sgd",
+    "loss": "logistic", "options": {},
+}  # fmt: skip
+MALFORMED = [
+    "{}", "[]", "null", "7", '{"model": ["a"]}', '{"model": {"a": 1}}', '{"source": 0}',
+    *(json.dumps({**WHOLE, **wrong}) for wrong in (
+        {"model": 5}, {"features": 1.5}, {"features": [["x"]]}, {"label": {}}, {"epsilon": []},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", MALFORMED)
 @pytest.mark.parametrize("verb", ["train", "explain", "forget", "serve"])
 def test_malformed_calls_are_refused_in_words(db: Database, sql: Any, verb: str, request_: str) -> None:
     with pytest.raises(Exception, match=r"malformed request|model is NULL|does not exist|unknown verb") as caught:

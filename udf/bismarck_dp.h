@@ -47,6 +47,7 @@ extern DpState *dp_state_checked(Datum datum);
 extern const DpSolver *dp_state_solver(const DpState *state);
 extern DpState *dp_state_of_run(int64 run);
 extern void dp_state_keep(int64 run, const DpState *state);
+extern void dp_state_forget(int64 run);
 
 /* ---- parameters (params.c) ---- */
 

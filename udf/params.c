@@ -83,6 +83,12 @@ dp_params(Jsonb *params)
     return (DpParams){host_number, host_word, params};
 }
 
+static void
+check_for_interrupts(void)
+{
+    CHECK_FOR_INTERRUPTS();
+}
+
 /*
  * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says
  * so.
@@ -99,5 +105,6 @@ dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream)
     } else if (!pg_strong_random(key, sizeof(key)))
         ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the operating system gave no random numbers")));
     dp_random_start(random, key, stream);
+    random->pulse = check_for_interrupts;
     explicit_bzero(key, sizeof(key));
 }

@@ -1,8 +1,10 @@
 /*
  * predict.c: dp_predict and dp_predict_proba, fast enough to run over a table.
  *
- * A model is looked up once per statement, with the extension's rights and the caller's right to see it, and cached
- * with the call site. A row is scaled to the feature bound as it was in training: the model is a function of such rows.
+ * A model is looked up once per snapshot and role, with the extension's rights and the caller's right to see it, and
+ * cached with the call site: a PL/pgSQL expression keeps its call site for a whole transaction, in which the model, and
+ * who asks, may change. A row is scaled to the feature bound as it was in training: the model is a function of such
+ * rows.
  */
 #include "bismarck_dp.h"
 
@@ -15,6 +17,7 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 
 PG_FUNCTION_INFO_V1(dp_predict);
 PG_FUNCTION_INFO_V1(dp_predict_proba);
@@ -22,8 +25,9 @@ PG_FUNCTION_INFO_V1(dp_predict_proba);
 typedef struct Model {
     MemoryContext context; /* its own, to be deleted when another model takes its place */
     Oid role;
+    SubTransactionId subtransaction;
+    TransactionId xmin, xmax; /* of the snapshot it was seen with */
     CommandId command;
-    TimestampTz statement;
     char *name;
     bool is_logistic;
     bool has_intercept, is_classifier;
@@ -76,17 +80,23 @@ new_model(MemoryContext parent, const char *name)
 
     m->context = context;
     m->role = GetUserId();
-    m->command = GetCurrentCommandId(false);
-    m->statement = GetCurrentStatementStartTimestamp();
+    m->subtransaction = GetCurrentSubTransactionId();
+    m->xmin = GetActiveSnapshot()->xmin;
+    m->xmax = GetActiveSnapshot()->xmax;
+    m->command = GetActiveSnapshot()->curcid;
     m->name = MemoryContextStrdup(context, name);
     return m;
 }
 
+/* What another session committed moves xmax, what this one did the command, what was undone the subtransaction. */
 static bool
 still_holds(const Model *m, const char *name)
 {
-    return m != NULL && m->role == GetUserId() && m->command == GetCurrentCommandId(false) &&
-           m->statement == GetCurrentStatementStartTimestamp() && strcmp(m->name, name) == 0;
+    Snapshot snapshot = GetActiveSnapshot();
+
+    return m != NULL && m->role == GetUserId() && m->subtransaction == GetCurrentSubTransactionId() &&
+           m->xmin == snapshot->xmin && m->xmax == snapshot->xmax && m->command == snapshot->curcid &&
+           strcmp(m->name, name) == 0;
 }
 
 static Model *

@@ -1,20 +1,17 @@
 /*
  * release.c: the only way out. release(run, noise) adds noise beside the weights and returns them.
  *
- * A state that was begun as private leaves through a mechanism or not at all.
+ * A state that was begun as private leaves through a mechanism or not at all, and is wiped when it has.
  */
 #include "bismarck_dp.h"
 
 #include <math.h>
 
 #include "catalog/pg_type.h"
-#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 
 PG_FUNCTION_INFO_V1(dp_release);
-
-#define SAMPLES_BETWEEN_CHECKS 4096
 
 static void
 invalid_noise(const char *what)
@@ -42,10 +39,7 @@ add_gaussian(Jsonb *noise, DpRandom *random, double *w, int d)
 
     if (steps < 1 || steps > 0x1p20 || steps != floor(steps))
         invalid_noise("the scale is not a whole number of grid steps between 1 and 2^20");
-    for (int at = 0; at < d; at += SAMPLES_BETWEEN_CHECKS) {
-        CHECK_FOR_INTERRUPTS();
-        dp_release_gaussian(random, grid, (uint64_t)steps, w + at, Min(SAMPLES_BETWEEN_CHECKS, d - at));
-    }
+    dp_release_gaussian(random, grid, (uint64_t)steps, w, d);
 }
 
 static void
@@ -100,10 +94,14 @@ float8_array(const double *values, int n)
 Datum
 dp_release(PG_FUNCTION_ARGS)
 {
-    DpState *state = dp_state_of_run(PG_GETARG_INT64(0));
+    int64 run = PG_GETARG_INT64(0);
+    DpState *state = dp_state_of_run(run);
     double *w = palloc(sizeof(double) * state->d);
+    ArrayType *released;
 
     dp_state_solver(state)->output(state->body, w);
     add_noise(state, PG_GETARG_JSONB_P(1), w);
-    PG_RETURN_ARRAYTYPE_P(float8_array(w, state->d));
+    released = float8_array(w, state->d);
+    dp_state_forget(run);
+    PG_RETURN_ARRAYTYPE_P(released);
 }

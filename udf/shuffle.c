@@ -111,8 +111,11 @@ static void
 spill(DpShuffle *s)
 {
     open_buckets(s);
-    for (int64 i = 0; i < s->n; i++)
+    for (int64 i = 0; i < s->n; i++) {
         to_bucket(s, row_at(s, i));
+        if (i % 1024 == 0)
+            CHECK_FOR_INTERRUPTS();
+    }
     for (int64 i = 0; i < s->chunk_count; i++)
         pfree(s->chunks[i]);
     s->chunk_count = 0;

@@ -79,6 +79,17 @@ dp_state_keep(int64 id, const DpState *state)
     run->state = copy;
 }
 
+void
+dp_state_forget(int64 id)
+{
+    Run *run = find_run(id);
+
+    explicit_bzero(run->state, VARSIZE(run->state));
+    pfree(run->state);
+    dlist_delete(&run->node);
+    pfree(run);
+}
+
 DpState *
 dp_state_checked(Datum datum)
 {

@@ -101,7 +101,8 @@ extern int dp_solver_index(const DpSolver *solver);
 typedef struct DpRandom {
     uint32_t input[16];
     uint32_t block[16];
-    int used; /* words of block already given out */
+    int used;            /* words of block already given out */
+    void (*pulse)(void); /* called now and then while numbers are drawn, or NULL */
 } DpRandom;
 
 extern void dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream);

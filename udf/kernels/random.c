@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#define BLOCKS_PER_PULSE 16384
+
 #define ROTATE(x, k) (((x) << (k)) | ((x) >> (32 - (k))))
 #define QUARTER(a, b, c, d)                                                                                            \
     (a += b, d ^= a, d = ROTATE(d, 16), c += d, b ^= c, b = ROTATE(b, 12), a += b, d ^= a, d = ROTATE(d, 8), c += d,   \
@@ -32,6 +34,7 @@ dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream)
     r->input[14] = (uint32_t)stream;
     r->input[15] = (uint32_t)(stream >> 32);
     r->used = 16;
+    r->pulse = NULL;
 }
 
 static void
@@ -55,6 +58,8 @@ next_block(DpRandom *r)
     if (++r->input[12] == 0)
         r->input[13]++;
     r->used = 0;
+    if (r->pulse != NULL && r->input[12] % BLOCKS_PER_PULSE == 0)
+        r->pulse();
 }
 
 uint32_t
