@@ -79,7 +79,7 @@ def _on_grid(sensitivity: float, multiplier: float, width: int) -> tuple[float, 
 
 def _knorm(sensitivity: float, epsilon: float, width: int) -> Noise:
     """Density proportional to exp(-epsilon |z| / Delta): epsilon-DP (Wu et al. 2017, Theorem 1), and rounding keeps
-    it.
+    it. That is a statement about real numbers: the noise is drawn in doubles, without a proof for its last bits.
     """
     scale, grid = _on_grid(sensitivity, 1 / epsilon, width)
     return Noise("l2-laplace", scale, grid, "pure")

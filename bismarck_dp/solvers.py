@@ -118,10 +118,10 @@ class Sgd:
 class Bolton(Sgd):
     """PSGD with output perturbation (Wu et al. 2017, Algorithms 1 and 2), at the corrected sensitivity.
 
-    Claim: the release is epsilon-DP (delta = 0) or (epsilon, delta)-DP under the chosen adjacency, for any table of n
-    rows, because rows are clipped to the feature bound and labels checked in `pack`, the run's randomness does not
-    depend on values, and the model's L2 sensitivity is at most `output_sensitivity` (proof there) plus rounding
-    (`_rounding`).
+    Claim: the released weights are epsilon-DP (delta = 0) or (epsilon, delta)-DP under the chosen adjacency, among
+    tables of n rows with arrays of one length and labels of one coding (both public), because rows are clipped to the
+    feature bound and labels checked in `pack`, the run's randomness does not depend on values, and the model's L2
+    sensitivity is at most `output_sensitivity` (proof there) plus rounding (`_rounding`).
     """
 
     name = "bolton"

@@ -195,7 +195,7 @@ def _given(spec: Spec) -> list[float]:
 
 
 MOST_BAD_LABELS = 10
-"""One label in this many may be no label (such rows count for nothing) before the column is not binary at all."""
+"""One label in this many may be outside the coding before the column is not binary at all."""
 
 
 def _classes(facts: dict[str, Any], request: Request) -> list[float]:

@@ -58,13 +58,13 @@ def _request(fields: Any) -> Request:
 
 
 def _well_formed(fields: dict[str, Any]) -> bool:
-    words = [fields[name] for name in ("model", "label", "algorithm", "loss", "epsilon", "delta")]
-    features = fields["features"]
-    lists = features is None or (isinstance(features, list) and all(isinstance(f, (str, type(None))) for f in features))
+    features = [] if fields["features"] is None else fields["features"]
+    words = [fields[name] for name in ("model", "label", "algorithm", "loss")]
+    numbers = [fields[name] for name in ("epsilon", "delta")]
     return (
-        lists
-        and all(isinstance(word, (str, int, float, type(None))) for word in words[4:])
-        and all(isinstance(word, (str, type(None))) for word in words[:4])
+        isinstance(features, list)
+        and all(word is None or isinstance(word, str) for word in [*words, *features])
+        and all(number is None or isinstance(number, (str, int, float)) for number in numbers)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
@@ -12,7 +13,9 @@ import pytest
 import sqlalchemy
 from conftest import two_classes
 
+from bismarck_dp import Spec, make_plan
 from bismarck_dp.controller.database import Database, connect
+from bismarck_dp.controller.engines import Request, SqlEngine
 
 
 @pytest.fixture
@@ -187,45 +190,9 @@ def test_row_level_security_is_the_callers(db: Database, analyst: Database, tabl
     assert run(analyst, train_sql(rows.name))[0]["n"] == 25
 
 
-def test_states_and_blocks_show_a_summary_and_nothing_else(db: Database, table: Any) -> None:
-    """As superuser, who alone can reach them: text is a summary, binary output and input are refused."""
-    from bismarck_dp import Spec, make_plan
-    from bismarck_dp.controller import queries
-    from bismarck_dp.controller.engines import Request, SqlEngine
-
-    rows = table(*two_classes(100, 3))
-    spec = Spec.create("bolton", "logistic", 1.0)
-    with db.engine.connect() as connection:
-        engine = SqlEngine(connection)
-        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
-        request = Request(oid, "m", "y", ["x"], spec)
-        plan = make_plan(spec, 100, 3)
-        packed = engine.pack(request, plan)
-        engine.begin(packed, plan)
-        assert connection.exec_driver_sql(f"SELECT rows::text FROM {packed.tables[0]}").scalar_one() == "1600 bytes"
-
-        def fails(statement: str, message: str) -> None:
-            with pytest.raises(Exception, match=message), connection.begin_nested():
-                connection.exec_driver_sql(statement)
-
-        blocks = packed.tables[0]
-        fails(f"COPY {blocks} TO '/dev/null' (FORMAT binary)", "no binary output function")
-        fails(f"SELECT rows::bytea FROM {blocks}", "cannot cast")
-        fails("SELECT 'x'::bismarck_dp.state", "cannot be typed in")
-        fails("SELECT 'x'::bismarck_dp.block", "cannot be typed in")
-        fails(queries.objective(packed.run).text.replace("$1", str(packed.run)), "a private run shows no training loss")
-        fails(f'SELECT bismarck_dp.release({packed.run}, \'{{"mechanism": "none"}}\')', "released with noise")
-        text = (
-            f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.epoch($1, 0, block, rows)::text FROM {blocks}')"
-        )
-        fails(text, "must give one state")
-        connection.rollback()
-
-
-def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
-    from bismarck_dp import Spec, make_plan
-    from bismarck_dp.controller.engines import Request, SqlEngine
-
+@contextmanager
+def begun(db: Database, table: Any) -> Iterator[Any]:
+    """A private run, packed and begun by hand as the superuser, who alone can: (engine, packed, plan), rolled back."""
     rows = table(*two_classes(100, 3))
     spec = Spec.create("bolton", "logistic", 1.0)
     with db.engine.connect() as connection:
@@ -234,16 +201,49 @@ def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
         plan = make_plan(spec, 100, 3)
         packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan)
         engine.begin(packed, plan)
-        connection.exec_driver_sql(
+        yield engine, packed, plan
+        connection.rollback()
+
+
+def test_states_and_blocks_show_a_summary_and_nothing_else(db: Database, table: Any) -> None:
+    """Text is a summary; binary output, casts and input are refused, and so is a way out without noise."""
+    with begun(db, table) as (engine, packed, _):
+        connection, blocks = engine.connection, packed.tables[0]
+        assert connection.exec_driver_sql(f"SELECT rows::text FROM {blocks}").scalar_one() == "1600 bytes"
+
+        def fails(statement: str, message: str) -> None:
+            with pytest.raises(Exception, match=message), connection.begin_nested():
+                connection.exec_driver_sql(statement)
+
+        fails(f"COPY {blocks} TO '/dev/null' (FORMAT binary)", "no binary output function")
+        fails(f"SELECT rows::bytea FROM {blocks}", "cannot cast")
+        fails("SELECT 'x'::bismarck_dp.state", "cannot be typed in")
+        fails("SELECT 'x'::bismarck_dp.block", "cannot be typed in")
+        fails(f"SELECT bismarck_dp.objective({packed.run})", "a private run shows no training loss")
+        fails(f'SELECT bismarck_dp.release({packed.run}, \'{{"mechanism": "none"}}\')', "released with noise")
+        fold = (
+            f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.epoch($1, 0, block, rows)::text FROM {blocks}')"
+        )
+        fails(fold, "must give one state")
+
+
+def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
+    with begun(db, table) as (engine, packed, _):
+        engine.connection.exec_driver_sql(
             "CREATE FUNCTION pg_temp.show(state bismarck_dp.state) RETURNS bismarck_dp.state LANGUAGE plpgsql AS"
             " $$ BEGIN RAISE EXCEPTION 'seen: %%', state; END $$"
         )
+        query = f"SELECT pg_temp.show(bismarck_dp.epoch($1, 0, block, rows)) FROM {packed.tables[0]}"
         with pytest.raises(Exception, match="seen: sgd, 3 weights, 0 passes"):
-            connection.exec_driver_sql(
-                f"SELECT bismarck_dp.fold({packed.run}, 'SELECT pg_temp.show(bismarck_dp.epoch($1, 0, block, rows))"
-                f" FROM {packed.tables[0]}')"
-            )
-        connection.rollback()
+            engine.connection.exec_driver_sql(f"SELECT bismarck_dp.fold({packed.run}, '{query}')")
+
+
+def test_a_released_state_is_wiped(db: Database, table: Any) -> None:
+    with begun(db, table) as (engine, packed, plan):
+        engine.epoch(packed)
+        assert len(engine.release(packed, plan)) == 3
+        with pytest.raises(Exception, match="was not begun"):
+            engine.release(packed, plan)
 
 
 class Notices(list[str]):
@@ -383,22 +383,3 @@ def test_predictions_of_an_undone_model_are_refused(db: Database, table: Any, sq
             " PERFORM dp_predict('gone', '{1,2}'); IF i = 1 THEN RAISE 'undo'; END IF;"
             " EXCEPTION WHEN raise_exception THEN NULL; END; END LOOP; END $$"
         )
-
-
-def test_a_released_state_is_wiped(db: Database, table: Any) -> None:
-    from bismarck_dp import Spec, make_plan
-    from bismarck_dp.controller.engines import Request, SqlEngine
-
-    rows = table(*two_classes(100, 3))
-    spec = Spec.create("bolton", "logistic", 1.0)
-    with db.engine.connect() as connection:
-        engine = SqlEngine(connection)
-        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
-        plan = make_plan(spec, 100, 3)
-        packed = engine.pack(Request(oid, "m", "y", ["x"], spec), plan)
-        engine.begin(packed, plan)
-        engine.epoch(packed)
-        assert len(engine.release(packed, plan)) == 3
-        with pytest.raises(Exception, match="was not begun"):
-            engine.release(packed, plan)
-        connection.rollback()
