@@ -32,6 +32,11 @@ class Plan:
         return self.d + int(self.spec.options["fit_intercept"])
 
     @property
+    def released_sensitivity(self) -> float:
+        """What the noise covers: rounding to the grid moves two models at most grid * sqrt(width) further apart."""
+        return (self.sensitivity or 0.0) + self.noise.grid * math.sqrt(self.width)
+
+    @property
     def note(self) -> str:
         return "; ".join(self.notes)
 

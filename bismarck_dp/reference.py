@@ -79,6 +79,10 @@ def train(features: Floats, labels: Floats, plan: Plan, orders: list[npt.NDArray
     return average / schedule.passes if schedule.average == "all" else average
 
 
+PLAYERS = {"sgd": train}
+"""By kernel: what a plan would release without noise."""
+
+
 def _pass(x: Array, y: Array, w: Array, plan: Plan, j: int) -> tuple[Array, Array]:
     """One pass: each partition's model, and the mean of its iterates."""
     models, means, start = [], [], 0

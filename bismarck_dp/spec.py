@@ -110,28 +110,52 @@ class Option:
     parse: Callable[[str, Any], Any]
     default: Any
     help: str
+    trials: tuple[Any, ...]
+    """values that every algorithm which takes the option is tested with; None leaves it out"""
 
 
 OPTIONS: dict[str, Option] = {
-    "lambda": Option(_number(zero=True), 0.0, "L2 regularisation"),
-    "radius": Option(_number(), math.inf, "project the weights onto a ball of this radius"),
-    "epochs": Option(_whole(1, 1_000_000), 10, "passes over the data"),
-    "batch_size": Option(_whole(1, 2**31 - 1), None, "rows per update; default 50, or all rows of a smaller table"),
-    "step": Option(_step, None, "a constant step, or constant, decreasing, sqrt"),
-    "average": Option(
-        _word("none", "all", "suffix"), "none", "release the last iterate, the mean of all, or of the last pass"
+    "lambda": Option(_number(zero=True), 0.0, "L2 regularisation", (None, 0.05, 1.0)),
+    "radius": Option(_number(), math.inf, "project the weights onto a ball of this radius", (None, 0.3)),
+    "epochs": Option(_whole(1, 1_000_000), 10, "passes over the data", (1, 3)),
+    "batch_size": Option(
+        _whole(1, 2**31 - 1), None, "rows per update; default 50, or all rows of a smaller table", (None, 1, 4, 7)
     ),
-    "shuffle": Option(_word("once", "each_pass"), "once", "one random order for all passes, or a fresh one for each"),
-    "clip": Option(_number(), None, "squared loss: the largest residual that counts"),
-    "fit_intercept": Option(_flag, False, "append a constant feature, clipped and regularised like the others"),
-    "huber_h": Option(_number(1e-9), 0.1, "half-width of the Huber loss's curve"),
-    "adjacency": Option(_word("replace", "zero-out"), "replace", "what neighbouring tables differ in"),
-    "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm"),
-    "label_bound": Option(_number(), None, "squared loss: labels are cut to this magnitude"),
-    "classes": Option(_classes, None, "the two labels, negative first; without it they are found by looking"),
-    "workers": Option(_whole(1, 256), 1, "partitions trained side by side and averaged after each pass"),
-    "tolerance": Option(_number(), None, "stop when the loss improves by less than this share (not private)"),
-    "seed": Option(_whole(-(2**53), 2**53), None, "for tests by the table's owner: a known seed voids privacy"),
+    "step": Option(
+        _step, None, "a constant step, or constant, decreasing, sqrt", (None, 0.05, "constant", "decreasing", "sqrt")
+    ),
+    "average": Option(
+        _word("none", "all", "suffix"),
+        "none",
+        "release the last iterate, the mean of all, or of the last pass",
+        (None, "all", "suffix"),
+    ),
+    "shuffle": Option(
+        _word("once", "each_pass"),
+        "once",
+        "one random order for all passes, or a fresh one for each",
+        (None, "each_pass"),
+    ),
+    "clip": Option(_number(), None, "squared loss: the largest residual that counts", (None, 0.5)),
+    "fit_intercept": Option(
+        _flag, False, "append a constant feature, clipped and regularised like the others", (None, True)
+    ),
+    "huber_h": Option(_number(1e-9), 0.1, "half-width of the Huber loss's curve", (None, 0.5)),
+    "adjacency": Option(
+        _word("replace", "zero-out"), "replace", "what neighbouring tables differ in", (None, "zero-out")
+    ),
+    "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm", (None, 2.0)),
+    "label_bound": Option(_number(), None, "squared loss: labels are cut to this magnitude", (None, 2.0)),
+    "classes": Option(
+        _classes, None, "the two labels, negative first; without it they are found by looking", (None, [1, 2])
+    ),
+    "workers": Option(_whole(1, 256), 1, "partitions trained side by side and averaged after each pass", (None, 3)),
+    "tolerance": Option(
+        _number(), None, "stop when the loss improves by less than this share (not private)", (None, 0.1)
+    ),
+    "seed": Option(
+        _whole(-(2**53), 2**53), None, "for tests by the table's owner: a known seed voids privacy", (None,)
+    ),
 }
 
 

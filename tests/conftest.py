@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import kernels
 import numpy as np
 import pytest
 import sqlalchemy
@@ -20,7 +21,7 @@ from bismarck_dp.controller.database import Database, embedded
 def server() -> Iterator[Database]:
     home = Path(tempfile.mkdtemp(prefix="bdp_test_", dir="/tmp"))
     home.chmod(0o755)
-    database = embedded(str(home / "cluster"), durable=False)
+    database = embedded(str(home / "cluster"), durable=False, extension=kernels.extension())
     try:
         yield database
     finally:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from bismarck_dp import Plan, reference
 
 KEY_BYTES = 32
 
@@ -71,8 +74,13 @@ class Solver(ctypes.Structure):
     )
 
 
+def extension() -> Path:
+    """Where the built extension lies: beside this Python, or a copy with a mutation in it."""
+    return Path(os.environ.get("BISMARCK_DP_TEST_EXTENSION") or Path(sys.prefix) / "share" / "bismarck_dp")
+
+
 def _load() -> Any:
-    found = ctypes.CDLL(str(Path(sys.prefix) / "share" / "bismarck_dp" / "libbismarck_dp.so"))
+    found = ctypes.CDLL(str(extension() / "libbismarck_dp.so"))
     for name, result in {
         "dp_loss_named": ctypes.POINTER(Loss),
         "dp_solver_named": ctypes.POINTER(Solver),
@@ -112,21 +120,30 @@ def host_of(params: dict[str, Any]) -> Params:
     )
 
 
-def train(rows: npt.NDArray[np.float32], params: dict[str, Any], passes: int, cut: int = 7) -> npt.NDArray[np.float64]:
-    """Folds packed rows (label first) in blocks of `cut` rows, in their order, as the server would."""
-    solver = library.dp_solver_named(b"sgd").contents
+def train(
+    rows: npt.NDArray[np.float32],
+    params: dict[str, Any],
+    passes: int,
+    cut: int = 7,
+    orders: list[npt.NDArray[np.int64]] | None = None,
+    kernel: str = "sgd",
+) -> npt.NDArray[np.float64]:
+    """Folds packed rows (label first) in blocks of `cut` rows, as the server would: in their order, or in one order for
+    each pass.
+    """
+    solver = library.dp_solver_named(kernel.encode()).contents
     d = rows.shape[1] - 1
     host = host_of(params)
     bodies = [ctypes.create_string_buffer(solver.size(d)) for _ in range(int(params["workers"]))]
     state = ctypes.create_string_buffer(solver.size(d))
     assert solver.start(state, d, ctypes.byref(host)) is None
-    parts = np.array_split(np.ascontiguousarray(rows), len(bodies))
-    for _ in range(passes):
-        for part, (body, part_rows) in enumerate(zip(bodies, parts)):
+    for j in range(passes):
+        ordered = np.ascontiguousarray(rows if orders is None else rows[orders[j]])
+        for part, (body, part_rows) in enumerate(zip(bodies, np.array_split(ordered, len(bodies)))):
             ctypes.memmove(body, state, len(state))
             solver.begin_pass(body, part)
             for start in range(0, len(part_rows), cut):
-                block = np.ascontiguousarray(part_rows[start : start + cut])
+                block = part_rows[start : start + cut]
                 assert solver.fold(body, pointer(block), len(block))
             assert solver.complete(body)
         solver.weigh(bodies[0])
@@ -137,3 +154,10 @@ def train(rows: npt.NDArray[np.float32], params: dict[str, Any], passes: int, cu
     w = np.empty(d)
     solver.output(state, pointer(w))
     return w
+
+
+def play(plan: Plan, table: Any, orders: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+    """What a plan would release for a table without noise: `recordplay.play`, by the C kernels."""
+    features, labels = reference.pack(*table, plan)
+    rows = np.hstack([labels[:, None], features])
+    return train(rows, plan.kernel_params(), plan.schedule.passes, 7, orders, plan.kernel)

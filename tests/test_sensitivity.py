@@ -1,4 +1,4 @@
-"""The sensitivity claim: the recursion against a brute-force one, and against neighbouring tables found by malice."""
+"""The sensitivity's arithmetic: the recursion against a brute-force one; test_recordplay.py has the tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import math
 from itertools import product
 from typing import Any
 
-import kernels
 import numpy as np
 import pytest
 
 import bismarck_dp
-from bismarck_dp import Spec, make_plan, reference
 from bismarck_dp.errors import BismarckError
-from bismarck_dp.losses import LOSSES
 from bismarck_dp.penalties import L2
 from bismarck_dp.sensitivity import Schedule, closed_form, output_sensitivity, recursion
 from bismarck_dp.steps import Step
@@ -132,93 +129,6 @@ def test_averaging_costs_in_the_strongly_convex_case() -> None:
     last = bismarck_dp.explain(**options)["sensitivity"]
     mean = bismarck_dp.explain(**options, average="all")["sensitivity"]
     assert mean > 1.5 * last
-
-
-# ---- neighbouring tables, played through the kernels with the noise off ----
-
-
-def distance(plan: Any, tables: tuple[Any, Any], order: Any) -> float:
-    """How far apart two tables' models are, in one order of the rows."""
-    models = []
-    for x, y in tables:
-        features, labels = reference.pack(x, y, plan)
-        rows = np.hstack([labels[:, None], features])[order]
-        models.append(kernels.train(rows, plan.kernel_params(), plan.schedule.passes))
-    return float(np.linalg.norm(models[0] - models[1]))
-
-
-def random_pair(rng: np.random.Generator, loss: str, n: int, d: int, null: bool) -> tuple[Any, Any]:
-    x = rng.normal(size=(n, d)) * rng.choice([0.2, 1.0, 5.0])
-    y = np.where(rng.random(n) < 0.5, -1.0, 1.0) if LOSSES[loss].classification else rng.normal(size=n) * 2
-    x2, y2 = x.copy(), y.copy()
-    if null:
-        x2[0] = np.nan
-    else:
-        x2[0], y2[0] = -x[0] if rng.random() < 0.5 else rng.normal(size=d) * 5, -y[0] if rng.random() < 0.5 else y[0]
-    return (x, y), (x2, y2)
-
-
-def worst_pair(n: int, null: bool) -> tuple[Any, Any]:
-    """Along e_1 only the differing row has a gradient, so nothing but the shrink closes the gap."""
-    x = np.zeros((n, 2))
-    x[:, 1] = 1
-    x[0] = [1, 0]
-    x2 = x.copy()
-    x2[0] = np.nan if null else [-1, 0]
-    return (x, np.ones(n)), (x2, np.ones(n))
-
-
-OPTIONS = [
-    {"step": 0.3},
-    {"step": "decreasing"},
-    {"step": "sqrt", "average": "all"},
-    {"lambda": 0.05},
-    {"lambda": 0.05, "average": "all"},
-    {"lambda": 0.05, "average": "suffix", "workers": 3},
-    {"lambda": 0.2, "step": 0.1, "radius": 0.5},
-    {"step": 0.2, "workers": 4, "average": "all"},
-    {"lambda": 0.05, "fit_intercept": True, "feature_bound": 2.0},
-]
-
-
-@pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 30])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("loss", ["logistic", "huber", "squared"])
-def test_neighbours_stay_within_the_declared_sensitivity(
-    loss: str, options: dict[str, Any], batch_size: int, adjacency: str
-) -> None:
-    n, d, null = 30, 4, adjacency == "zero-out"
-    extra = {"huber_h": 0.5} if loss == "huber" else {}
-    if loss == "squared" and options.get("step") == 0.3:
-        extra = {"clip": 0.5}
-    spec = Spec.create(
-        "bolton", loss, 1.0, 0.0, {**options, **extra, "batch_size": batch_size, "epochs": 3, "adjacency": adjacency}
-    )
-    rng = np.random.default_rng(1)
-    plan = make_plan(spec, n, d)
-    for _ in range(12):
-        measured = distance(plan, random_pair(rng, loss, n, d, null), rng.permutation(n))
-        assert measured <= plan.sensitivity
-    plan = make_plan(spec, n, 2)
-    for order in (np.arange(n), np.roll(np.arange(n), 1), np.roll(np.arange(n), -(n // 2)), rng.permutation(n)):
-        assert distance(plan, worst_pair(n, null), order) <= plan.sensitivity
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 50])
-@pytest.mark.parametrize(
-    "options",
-    [{"lambda": 1e-3}, {"step": 0.01}, {"lambda": 1e-3, "average": "all"}, {"step": 0.01, "workers": 2}],
-    ids=str,
-)
-def test_the_bound_is_tight(options: dict[str, Any], batch_size: int) -> None:
-    """Some order of the worst tables comes within 0.6 of the bound: half the bound, or a /b too much, would fail."""
-    n = 2000
-    spec = Spec.create("bolton", "huber", 1.0, 0.0, {**options, "batch_size": batch_size, "epochs": 5})
-    plan = make_plan(spec, n, 2)
-    orders = [np.roll(np.arange(n), shift) for shift in (0, n // 4, n // 2, n - 1)]
-    measured = max(distance(plan, worst_pair(n, False), order) for order in orders)
-    assert 0.6 * plan.sensitivity <= measured <= plan.sensitivity
 
 
 # ---- what has no proof is refused ----

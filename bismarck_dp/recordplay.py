@@ -1,0 +1,69 @@
+"""Record and play: the same order, the same sampling, no noise, neighbouring tables. How far apart do they end?
+
+The distance may never exceed the declared sensitivity, on no pair and in no order; `worst` looks for the pair that
+comes nearest to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from . import reference
+from .losses import Array
+from .neighbours import Pair, climb, pairs
+from .plan import Plan
+
+Orders = list[npt.NDArray[np.int64]]
+
+Play = Callable[[Plan, tuple[Array, Array], Orders], Array]
+"""What a plan would release for a table without noise, its rows taken in one order for each pass."""
+
+MOST_UPDATES = 200_000
+"""A climb takes about as long as this many updates."""
+
+
+def play(plan: Plan, table: tuple[Array, Array], orders: Orders) -> Array:
+    """In NumPy; tests have the same through the C kernels and through the server."""
+    features, labels = reference.pack(*table, plan)
+    return reference.PLAYERS[plan.kernel](features, labels, plan, orders)
+
+
+def orders(plan: Plan, rng: np.random.Generator, place: int | None = None) -> Orders:
+    """Random orders as the plan shuffles; `place` is where row 0, the differing one, comes in every pass."""
+
+    def order() -> npt.NDArray[np.int64]:
+        others = rng.permutation(np.arange(1, plan.n))
+        return np.insert(others, int(rng.integers(plan.n)) if place is None else place, 0)
+
+    if plan.schedule.shuffle == "once":
+        return [order()] * plan.schedule.passes
+    return [order() for _ in range(plan.schedule.passes)]
+
+
+def places(plan: Plan) -> list[int | None]:
+    """Where bounds are attained: first, last, the start of the last batch, and anywhere."""
+    last_batch = plan.n - 1 - (plan.n - 1) % plan.schedule.batch_size
+    return [0, plan.n - 1, last_batch, None]
+
+
+def distance(plan: Plan, pair: Pair, in_orders: Orders, by: Play = play) -> float:
+    first, second = (by(plan, table, in_orders) for table in pair.tables())
+    return float(np.linalg.norm(first - second))
+
+
+def worst(plan: Plan, rng: np.random.Generator, by: Play = play) -> tuple[Pair, float]:
+    """The pair, in the order, that comes nearest to the declared sensitivity, and how far apart it ends."""
+    best: tuple[Pair, float] | None = None
+    for place in places(plan):
+        in_orders = orders(plan, rng, place)
+        for pair in pairs(plan, rng):
+            reached = distance(plan, pair, in_orders, by)
+            if best is None or reached > best[1]:
+                best, where = (pair, reached), in_orders
+    assert best is not None
+    updates = max(1, plan.schedule.updates(plan.n) * plan.schedule.passes)
+    rounds = min(200, max(5, MOST_UPDATES // (2 * updates)))
+    return climb(best[0], plan, lambda pair: distance(plan, pair, where, by), rng, rounds)
