@@ -12,7 +12,7 @@ python_sources := $(wildcard bismarck_dp/*.py controller/*.py) pyproject.toml
 c_sources      := $(wildcard udf/*.c udf/*.h udf/kernels/*.c udf/kernels/*.h)
 all_python     := bismarck_dp controller tests bench
 
-.PHONY: env demo test lint format bench install clean
+.PHONY: env demo test lint format audit bench install clean
 
 env: .venv/.extension .venv/.package
 
@@ -40,6 +40,10 @@ demo: env
 
 test: env
 	.venv/bin/pytest
+
+# Attacks every private algorithm for minutes, and writes the table in docs/privacy.md.
+audit: env
+	.venv/bin/python tools/audit.py $(AUDIT)
 
 bench: env
 	.venv/bin/python bench/run.py $(BENCH)

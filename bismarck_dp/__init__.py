@@ -12,9 +12,21 @@ from .spec import Spec
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .controller.audit import Audit
     from .controller.database import Database
 
-__all__ = ["BismarckError", "Model", "Plan", "Spec", "__version__", "connect", "embedded", "explain", "make_plan"]
+__all__ = [
+    "BismarckError",
+    "Model",
+    "Plan",
+    "Spec",
+    "__version__",
+    "audit",
+    "connect",
+    "embedded",
+    "explain",
+    "make_plan",
+]
 
 
 def connect(url: str) -> Database:
@@ -43,3 +55,18 @@ def explain(
 ) -> dict[str, Any]:
     """The plan for n rows of d features and its privacy arithmetic; needs no database."""
     return make_plan(Spec.create(algorithm, loss, epsilon, delta, options), n, d).explain()
+
+
+def audit(database: Database | str | None = None, **spec: Any) -> Audit:
+    """Attacks a spec on neighbouring tables and says whether its claim holds, in a database, at its URL, or, without
+    either, in a PostgreSQL made for the occasion. Takes what `Database.audit` takes.
+    """
+    if database is None:
+        from .controller.demo import temporary_database
+
+        with temporary_database() as found:
+            return found.audit(**spec)
+    if isinstance(database, str):
+        with connect(database) as found:
+            return found.audit(**spec)
+    return database.audit(**spec)

@@ -128,10 +128,25 @@ def _flag(name: str, option: Option) -> Callable[[Command], Command]:
     return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{text}{default}")
 
 
+def _decorated(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    for decorate in reversed(options):
+        command = decorate(command)
+    return command
+
+
+def _spec_options(command: Command) -> Command:
+    """Privacy, algorithm, loss, and every option of dp_train."""
+    words = (
+        click.option("--epsilon", type=float, help="No default: privacy is always spelled out."),
+        click.option("--delta", type=float, default=0.0, show_default=True),
+        click.option("--algorithm", metavar="NAME", default="bolton", show_default=True),
+        click.option("--loss", metavar="NAME", default="logistic", show_default=True),
+    )
+    return _decorated(command, [*words, *(_flag(name, option) for name, option in OPTIONS.items())])
+
+
 def _training_options(command: Command) -> Command:
-    for name, option in reversed(OPTIONS.items()):
-        command = _flag(name, option)(command)
-    shared = (
+    columns = (
         click.option("--model", metavar="NAME", help="Name to register the model under.  [default: SOURCE_1, ...]"),
         click.option("--label", metavar="COLUMN", default="y", show_default=True, help="The label's column."),
         click.option(
@@ -142,14 +157,8 @@ def _training_options(command: Command) -> Command:
             show_default=True,
             help="One array column, or several numeric ones.",
         ),
-        click.option("--epsilon", type=float, help="No default: privacy is always spelled out."),
-        click.option("--delta", type=float, default=0.0, show_default=True),
-        click.option("--algorithm", metavar="NAME", default="bolton", show_default=True),
-        click.option("--loss", metavar="NAME", default="logistic", show_default=True),
     )
-    for decorate in reversed(shared):
-        command = decorate(command)
-    return command
+    return _decorated(_spec_options(command), columns)
 
 
 def _spec(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -543,6 +552,45 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
         _print_rows([_pick(model, "algorithm", "loss", "epsilon", "delta", "mechanism", *shape) for model in found])
     else:
         click.echo("no models yet", err=True)
+
+
+@main.command()
+@click.option("--n", type=click.IntRange(min=2), default=100, show_default=True, help="Rows of the tables.")
+@click.option("--d", type=click.IntRange(min=1), default=2, show_default=True, help="Features of the tables.")
+@click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Trainings on each table.")
+@click.option("--plot", metavar="FILE", help="Draw the trade-off curve into this PNG file.")
+@_spec_options
+@_database_options
+def audit(
+    n: int,
+    d: int,
+    trials: int,
+    plot: str | None,
+    url: str | None,
+    data: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Attack the database with a spec of yours, and see whether its claim holds.
+
+    Makes two temporary tables that differ in one row, trains on each of them many times through dp_train, and tries to
+    tell from the models which was which. Exits with 1 when the claim is broken. Nothing is left behind.
+
+    \b
+    Example:
+      bismarck-dp audit --epsilon 1 --delta 0.01 --loss huber --lambda 0.1 --plot audit.png
+    """
+    with _open(url, data) as database, _progress("training", as_json) as progress:
+        found = database.audit(n=n, d=d, trials=trials, plot=plot, progress=progress, **_spec(given))
+    if as_json:
+        _print_json(dataclasses.asdict(found))
+    else:
+        curve = ("false_positive_rates", "false_negative_rates", "reasons")
+        _print_facts({name: value for name, value in dataclasses.asdict(found).items() if name not in curve})
+        for reason in found.reasons:
+            click.echo(f"broken: {reason}")
+    if not found.passed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

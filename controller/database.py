@@ -6,8 +6,9 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from .embedded import Cluster
 from .engines import Request, SqlEngine
 from .loaders import load, parse_name, quote_ident
 from .train import Progress, explain, train
+
+if TYPE_CHECKING:
+    from .audit import Audit
 
 
 class Database:
@@ -54,7 +58,7 @@ class Database:
             with self.engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     def load(self, table: str, source: Any, labels: Any = None, **how: Any) -> int:
         """Rows from arrays or a file into table(id, y, x); see loaders.load."""
@@ -125,6 +129,17 @@ class Database:
         """Classes or values for rows held here; `dp_predict` does the same for rows in the database."""
         return self.model(model).predict(np.asarray(x, dtype=np.float64))
 
+    def audit(self, *, plot: str | Path | None = None, **spec: Any) -> Audit:
+        """Attacks a spec on neighbouring tables of our own, through dp_train; see audit.audit. `plot` names a PNG."""
+        from .audit import audit
+
+        found = audit(self, **spec)
+        if plot is not None:
+            from .plots import trade_off
+
+            trade_off(found, plot)
+        return found
+
     def forget(self, model: str) -> None:
         with self.transaction() as connection:
             connection.exec_driver_sql(
@@ -180,7 +195,7 @@ def _check_extension(connection: Connection) -> None:
         )
 
 
-def _translated(error: DBAPIError) -> BismarckError:
+def translated(error: DBAPIError) -> BismarckError:
     diagnostics = getattr(error.orig, "diag", None)
     message = getattr(diagnostics, "message_primary", None) or str(error.orig).strip()
     hint = getattr(diagnostics, "message_hint", None) or ""

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 import bismarck_dp
-from bismarck_dp.controller import cli, demo
+from bismarck_dp.controller import audit, cli, demo
 from bismarck_dp.controller.cli import main
 from bismarck_dp.controller.database import embedded
 from bismarck_dp.controller.embedded import Cluster
@@ -454,3 +454,57 @@ def test_a_terminal_gets_a_bar(url: str) -> None:
     assert "━" in done.stdout
     assert "50/50" in done.stdout
     assert "pass 1 of 50" not in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------- audits
+
+AUDIT = (
+    "audit",
+    "--epsilon",
+    "1",
+    "--delta",
+    "0.01",
+    "--loss",
+    "huber",
+    "--lambda",
+    "0.1",
+    "--n",
+    "20",
+    "--trials",
+    "100",
+)
+
+
+def test_audit_prints_claim_bound_and_verdict(run: Any, room: Path) -> None:
+    shown = run(*AUDIT, "--batch-size", "5", "--plot", str(room / "curve.png")).stdout
+    facts = {line[:22].strip(): line[22:].strip() for line in shown.splitlines()}
+    assert facts["verdict"] == "pass"
+    assert facts["trials"] == "100"
+    assert facts["epsilon"] == "1"
+    assert float(facts["empirical epsilon"]) <= 1
+    assert (room / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_audit_speaks_json(run: Any) -> None:
+    found = json.loads(run(*AUDIT, "--json").stdout)
+    assert found["verdict"] == "pass"
+    assert found["empirical_epsilon"] <= found["epsilon"] == 1
+    assert len(found["false_positive_rates"]) == len(found["false_negative_rates"]) == 201
+
+
+def test_audit_fails_with_a_broken_claim(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's row that tells the tables apart is a broken claim, and an exit code of 1."""
+    trained = audit.Subject.train
+
+    def telling(self: Any, table: str, *how: Any, **more: Any) -> Any:
+        models = trained(self, table, *how, **more)
+        return [{**model, "n": model["n"] + ("second" in table)} for model in models]
+
+    monkeypatch.setattr(audit.Subject, "train", telling)
+    result = run(*AUDIT, code=1)
+    assert "broken: column n tells neighbouring tables apart" in result.stdout
+
+
+def test_audit_refuses_too_few_trials(run: Any) -> None:
+    result = run("audit", "--epsilon", "1", "--trials", "3", code=1)
+    assert "error: 3 trials are too few" in result.stderr

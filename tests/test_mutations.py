@@ -1,0 +1,136 @@
+"""The harness has teeth: on a copy of the project with one known mistake in it, a named test fails.
+
+Each mutation is an edit of the real source, compiled and installed aside; the named test then runs against that copy in
+a process of its own, with its own server. It must fail by assertion: a copy that does not build, start or train fails
+this test instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "half the Gaussian noise",
+        "udf/kernels/noise.c",
+        "dp_discrete_gaussian(r, sigma))",
+        "dp_discrete_gaussian(r, sigma / 2))",
+        "test_audit.py::test_the_gaussian_claim_holds_and_is_not_idle",
+    ),
+    Mutation(
+        "half the K-norm noise",
+        "udf/kernels/noise.c",
+        "factor = scale *",
+        "factor = 0.5 * scale *",
+        "test_audit.py::test_the_l2_laplace_claim_holds_and_is_not_idle",
+    ),
+    Mutation(
+        "a direction from the ball",
+        "udf/kernels/noise.c",
+        "factor = scale *",
+        "factor = pow(open_uniform(r), 1.0 / d) * scale *",
+        "test_audit.py::test_the_l2_laplace_claim_holds_and_is_not_idle",
+    ),
+    Mutation(
+        "a fixed seed",
+        "udf/params.c",
+        'dp_has(params, "seed")',
+        "true",
+        "test_audit.py::test_the_gaussian_claim_holds_and_is_not_idle",
+    ),
+    Mutation(
+        "the paper's /b",
+        "bismarck_dp/sensitivity.py",
+        "return jump / schedule.batch_size *",
+        "return jump / schedule.batch_size**2 *",
+        "test_audit.py::test_the_batched_claim_holds",
+    ),
+    Mutation(
+        "a bad row skipped",
+        "udf/pack.c",
+        "    dp_shuffle_add(p->shuffle, (char *)p->row);\n    p->n++;",
+        "    if (p->row[0] == 0)\n        return true;\n    dp_shuffle_add(p->shuffle, (char *)p->row);\n    p->n++;",
+        "test_audit.py::test_bad_rows_are_no_tell",
+    ),
+    Mutation(
+        "twice the step",
+        "udf/kernels/sgd.c",
+        "eta = dp_step(",
+        "eta = 2 * dp_step(",
+        "test_audit.py::test_the_gaussian_claim_holds_and_is_not_idle",
+    ),
+    Mutation(
+        "rows not cut to the bound",
+        "udf/kernels/vectors.c",
+        "scale = norm <= bound ? 1.0",
+        "scale = norm <= 4 * bound ? 1.0",
+        "test_audit.py::test_bad_rows_are_no_tell",
+    ),
+]
+
+
+def mutated(mutation: Mutation, home: Path) -> tuple[Path, Path]:
+    """A package and a compiled extension with the mutation in them, where any user may read them."""
+    source = home / "source"
+    source.mkdir(parents=True)
+    for part in ("bismarck_dp", "controller", "udf", "sql"):
+        shutil.copytree(ROOT / part, source / part, symlinks=True)
+    target = source / mutation.file
+    text = target.read_text()
+    assert text.count(mutation.old) == 1, f"{mutation.file} has changed: the mutation no longer fits"
+    target.write_text(text.replace(mutation.old, mutation.new))
+    extension = home / "extension"
+    subprocess.run(["make", "-s", "-C", source / "udf", *pg_config(), "stage", f"STAGE={extension}"], check=True)
+    return source, extension
+
+
+def pg_config() -> list[str]:
+    """The Makefile's choice of PostgreSQL."""
+    made = subprocess.run(["make", "-pn", "-C", str(ROOT), "env"], capture_output=True, text=True).stdout
+    found = re.search(r"^PG_CONFIG [?:]?= (.*)$", made, re.MULTILINE)
+    return [] if found is None or "$" in found.group(1) else [f"PG_CONFIG={found.group(1)}"]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mutation_makes_a_named_test_fail(mutation: Mutation) -> None:
+    home = Path("/tmp") / f"bdp_mutant_{os.getpid()}"
+    try:
+        source, extension = mutated(mutation, home)
+        for path in [home, *home.rglob("*")]:
+            path.chmod(path.stat().st_mode | 0o055 if path.is_dir() else path.stat().st_mode | 0o044)
+        env = {**os.environ, "PYTHONPATH": str(source), "BISMARCK_DP_TEST_EXTENSION": str(extension)}
+        command = [
+            str(Path(sys.executable).with_name("pytest")),
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"tests/{mutation.test}",
+        ]
+        run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert re.search(r"^E +(AssertionError|assert )", run.stdout, re.MULTILINE), run.stdout
+    assert "1 failed" in run.stdout, run.stdout
+    assert "error" not in run.stdout.splitlines()[-1], run.stdout
