@@ -21,6 +21,8 @@ class Random(ctypes.Structure):
         ("input", ctypes.c_uint32 * 16),
         ("block", ctypes.c_uint32 * 16),
         ("used", ctypes.c_int),
+        ("generation", ctypes.c_uint32),
+        ("seeded", ctypes.c_bool),
         ("pulse", ctypes.c_void_p),
     )
 
@@ -28,6 +30,12 @@ class Random(ctypes.Structure):
     def start(cls, key: bytes, stream: int = 0) -> Random:
         random = cls()
         library.dp_random_start(ctypes.byref(random), key, ctypes.c_uint64(stream))
+        return random
+
+    @classmethod
+    def fresh(cls, stream: int = 0) -> Random:
+        random = cls()
+        assert library.dp_random_fresh(ctypes.byref(random), ctypes.c_uint64(stream))
         return random
 
 
@@ -85,7 +93,9 @@ def _load() -> Any:
         "dp_loss_named": ctypes.POINTER(Loss),
         "dp_solver_named": ctypes.POINTER(Solver),
         "dp_step": ctypes.c_double,
+        "dp_random_fresh": ctypes.c_bool,
         "dp_random_u32": ctypes.c_uint32,
+        "dp_random_u64": ctypes.c_uint64,
         "dp_random_below": ctypes.c_uint64,
         "dp_discrete_laplace": ctypes.c_int64,
         "dp_discrete_gaussian": ctypes.c_int64,

@@ -89,6 +89,15 @@ check_for_interrupts(void)
     CHECK_FOR_INTERRUPTS();
 }
 
+static void
+start_from_seed(DpRandom *random, int64 seed, uint64_t stream)
+{
+    uint8_t key[DP_KEY_BYTES] = {0};
+
+    memcpy(key, &seed, sizeof(seed));
+    dp_random_start(random, key, stream);
+}
+
 /*
  * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says
  * so.
@@ -96,15 +105,9 @@ check_for_interrupts(void)
 void
 dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream)
 {
-    uint8_t key[DP_KEY_BYTES] = {0};
-
-    if (dp_has(params, "seed")) {
-        int64 seed = (int64)dp_number(params, "seed");
-
-        memcpy(key, &seed, sizeof(seed));
-    } else if (!pg_strong_random(key, sizeof(key)))
+    if (dp_has(params, "seed"))
+        start_from_seed(random, (int64)dp_number(params, "seed"), stream);
+    else if (!dp_random_fresh(random, stream))
         ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the operating system gave no random numbers")));
-    dp_random_start(random, key, stream);
     random->pulse = check_for_interrupts;
-    explicit_bzero(key, sizeof(key));
 }

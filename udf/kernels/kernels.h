@@ -102,10 +102,16 @@ typedef struct DpRandom {
     uint32_t input[16];
     uint32_t block[16];
     int used;            /* words of block already given out */
+    uint32_t generation; /* of the process that keyed it: changes with every fork */
+    bool seeded;         /* from a seed: the stream is repeatable, also in a child */
     void (*pulse)(void); /* called now and then while numbers are drawn, or NULL */
 } DpRandom;
 
-extern void dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream);
+extern void dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream); /* from a seed */
+extern bool dp_random_fresh(DpRandom *r, uint64_t stream); /* from the operating system; false: it gave no key */
+
+/* Before anything is made from input: takes a fresh key if this process inherited the generator by fork(). */
+extern void dp_random_check(DpRandom *r);
 extern uint32_t dp_random_u32(DpRandom *r);
 extern uint64_t dp_random_u64(DpRandom *r);
 extern uint64_t dp_random_below(DpRandom *r, uint64_t n); /* uniform on 0..n-1, unbiased */

@@ -3,10 +3,19 @@
  *
  * The key comes from the operating system for everything that is released; from a seed only in tests, by the owner of
  * the data. One key may serve several streams (the order of the rows, the noise) that never overlap.
+ *
+ * Noise that is used twice cancels, so a process must not go on with a key it inherited by fork(). Every fork gives the
+ * child a new generation number; a generator remembers the generation it was keyed in, and one that finds itself in
+ * another forgets its key and its unused words and takes a fresh key before it gives out anything. That costs one
+ * comparison for each word and no system call. What does not run the handlers of pthread_atfork (a bare clone system
+ * call, a copied virtual machine) is not noticed.
  */
 #include "kernels.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BLOCKS_PER_PULSE 16384
 
@@ -14,6 +23,14 @@
 #define QUARTER(a, b, c, d)                                                                                            \
     (a += b, d ^= a, d = ROTATE(d, 16), c += d, b ^= c, b = ROTATE(b, 12), a += b, d ^= a, d = ROTATE(d, 8), c += d,   \
      b ^= c, b = ROTATE(b, 7))
+
+static uint32_t generation = 0;
+
+static void
+count_generation(void)
+{
+    generation++;
+}
 
 static uint32_t
 little_endian(const uint8_t *p)
@@ -34,7 +51,55 @@ dp_random_start(DpRandom *r, const uint8_t key[DP_KEY_BYTES], uint64_t stream)
     r->input[14] = (uint32_t)stream;
     r->input[15] = (uint32_t)(stream >> 32);
     r->used = 16;
+    r->generation = generation;
+    r->seeded = true;
     r->pulse = NULL;
+}
+
+/* Two threads that come here at once count a fork twice, which does no harm. */
+static bool
+watch_for_forks(void)
+{
+    static bool watching = false;
+
+    if (!watching)
+        watching = pthread_atfork(NULL, NULL, count_generation) == 0;
+    return watching;
+}
+
+bool
+dp_random_fresh(DpRandom *r, uint64_t stream)
+{
+    uint8_t key[DP_KEY_BYTES];
+
+    if (!watch_for_forks() || getentropy(key, sizeof(key)) != 0)
+        return false;
+    dp_random_start(r, key, stream);
+    r->seeded = false;
+    explicit_bzero(key, sizeof(key));
+    return true;
+}
+
+/* Without a fresh key there is nothing a child may safely give out, and no caller that expects to hear of it. */
+static void
+start_again(DpRandom *r)
+{
+    void (*pulse)(void) = r->pulse;
+
+    if (!dp_random_fresh(r, (uint64_t)r->input[15] << 32 | r->input[14]))
+        abort();
+    r->pulse = pulse;
+}
+
+void
+dp_random_check(DpRandom *r)
+{
+    if (r->generation == generation)
+        return;
+    if (r->seeded)
+        r->generation = generation;
+    else
+        start_again(r);
 }
 
 static void
@@ -62,20 +127,28 @@ next_block(DpRandom *r)
         r->pulse();
 }
 
-uint32_t
-dp_random_u32(DpRandom *r)
+static inline uint32_t
+next_word(DpRandom *r)
 {
+    if (r->generation != generation)
+        dp_random_check(r);
     if (r->used == 16)
         next_block(r);
     return r->block[r->used++];
 }
 
+uint32_t
+dp_random_u32(DpRandom *r)
+{
+    return next_word(r);
+}
+
 uint64_t
 dp_random_u64(DpRandom *r)
 {
-    uint64_t low = dp_random_u32(r);
+    uint64_t low = next_word(r);
 
-    return low | (uint64_t)dp_random_u32(r) << 32;
+    return low | (uint64_t)next_word(r) << 32;
 }
 
 /* Multiply and take the high word; reject the few low words that would favour some results (Lemire 2019). */
