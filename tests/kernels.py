@@ -99,6 +99,7 @@ def _load() -> Any:
         "dp_random_below": ctypes.c_uint64,
         "dp_discrete_laplace": ctypes.c_int64,
         "dp_discrete_gaussian": ctypes.c_int64,
+        "dp_exponential_choice": ctypes.c_int,
         "dp_clip_row": ctypes.c_bool,
     }.items():
         getattr(found, name).restype = result

@@ -47,10 +47,10 @@ add_knorm(Jsonb *noise, DpRandom *random, double *w, int d)
 {
     double grid = grid_of(noise);
     double scale = dp_number(noise, "scale");
-    double *room = palloc(sizeof(double) * d);
+    DpWide *room = palloc_extended(sizeof(DpWide) * d, MCXT_ALLOC_HUGE);
 
-    if (!(scale >= grid) || !isfinite(scale))
-        invalid_noise("the scale is below the grid");
+    if (!(scale / grid >= 1) || scale / grid > 0x1p20)
+        invalid_noise("the scale is not between 1 and 2^20 grid steps");
     dp_release_knorm(random, grid, scale, w, room, d);
     pfree(room);
 }

@@ -116,15 +116,32 @@ extern uint32_t dp_random_u32(DpRandom *r);
 extern uint64_t dp_random_u64(DpRandom *r);
 extern uint64_t dp_random_below(DpRandom *r, uint64_t n); /* uniform on 0..n-1, unbiased */
 
-/* ---- noise ---- */
+/* ---- samplers: exact from integers and fair coins, or as close as said ---- */
+
+/* hi + lo, hi the double nearest to it: about 106 bits (wide.h) */
+typedef struct DpWide {
+    double hi, lo;
+} DpWide;
 
 extern int64_t dp_discrete_laplace(DpRandom *r, uint64_t scale);
 extern int64_t dp_discrete_gaussian(DpRandom *r, uint64_t sigma); /* exact; 1 <= sigma <= 2^20 */
-extern void dp_knorm_noise(DpRandom *r, double scale, double *noise, int d);
+extern DpWide dp_exponential(DpRandom *r); /* a real one cut off after 256 binary places, to 2^-98 of itself */
+extern double dp_gumbel(DpRandom *r);      /* in double precision: to compare with, not to release by */
 
-/* Adds noise to w and leaves it on the grid; grid is a power of two, sigma a number of grid steps;
- * noise is room for d numbers. */
+/*
+ * An index j with probability proportional to exp(score[j] numerator / denominator), exactly: the exponential
+ * mechanism, or the largest of score numerator / denominator + Gumbel noise. n and denominator are at least 1.
+ */
+extern int dp_exponential_choice(DpRandom *r, const int64_t *score, int n, uint64_t numerator, uint64_t denominator);
+
+/* ---- noise ---- */
+
+/* Density proportional to exp(-|z| / scale), to the precision that knorm.c proves; 1 <= scale <= 2^20. */
+extern void dp_knorm_noise(DpRandom *r, double scale, DpWide *noise, int d);
+
+/* Adds noise to w and leaves it on the grid; grid is a power of two, sigma a number of grid steps, scale at least 1 and
+ * at most 2^20 of them; room is for d numbers. */
 extern void dp_release_gaussian(DpRandom *r, double grid, uint64_t sigma, double *w, int d);
-extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, double *noise, int d);
+extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, DpWide *room, int d);
 
 #endif
