@@ -39,6 +39,10 @@ class Random(ctypes.Structure):
         return random
 
 
+class Gaps(ctypes.Structure):
+    _fields_ = (("digit", ctypes.c_uint64 * 44), ("above", ctypes.c_uint64), ("digits", ctypes.c_int))
+
+
 _Scalar = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double, ctypes.c_double)
 
 
@@ -100,6 +104,7 @@ def _load() -> Any:
         "dp_discrete_laplace": ctypes.c_int64,
         "dp_discrete_gaussian": ctypes.c_int64,
         "dp_exponential_choice": ctypes.c_int,
+        "dp_gap_start": ctypes.c_bool,
         "dp_clip_row": ctypes.c_bool,
     }.items():
         getattr(found, name).restype = result

@@ -97,6 +97,18 @@ releases(double grid, double scale, const double *w, int d, double *out, size_t 
     free(room);
 }
 
+void
+gaps(double q, uint64_t *out, size_t n)
+{
+    DpRandom r = fresh();
+    DpGaps gaps;
+
+    if (!dp_gap_start(&gaps, q))
+        abort();
+    for (size_t i = 0; i < n; i++)
+        out[i] = dp_gap(&r, &gaps);
+}
+
 /* The first `top` of n scores, each chosen from those that are left. */
 void
 choices(const int64_t *score, int n, uint64_t numerator, uint64_t denominator, int top, int32_t *out, size_t count)

@@ -134,6 +134,23 @@ extern double dp_gumbel(DpRandom *r);      /* in double precision: to compare wi
  */
 extern int dp_exponential_choice(DpRandom *r, const int64_t *score, int n, uint64_t numerator, uint64_t denominator);
 
+/*
+ * Waits of Poisson sampling: how many steps pass before the next that takes a row, when each takes it with probability
+ * q. Whatever happened before, a step takes the row with a probability within a factor 1 +- DP_RATE_ERROR of q: an
+ * accountant must be given q (1 + DP_RATE_ERROR), or 1 if that is more. False when q is not between 2^-44 and 1.
+ */
+#define DP_SMALLEST_RATE 0x1p-44
+#define DP_RATE_ERROR 0x1p-50
+
+typedef struct DpGaps {
+    uint64_t digit[44]; /* probabilities of binary digits, in units of 2^-64 */
+    uint64_t above;     /* of one more step of 2^digits */
+    int digits;
+} DpGaps;
+
+extern bool dp_gap_start(DpGaps *gaps, double q);
+extern uint64_t dp_gap(DpRandom *r, const DpGaps *gaps);
+
 /* ---- noise ---- */
 
 /* Density proportional to exp(-|z| / scale), to the precision that knorm.c proves; 1 <= scale <= 2^20. */
