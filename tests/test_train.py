@@ -378,6 +378,7 @@ def test_partitions_run_side_by_side(db: Database, table: Any, workers: int) -> 
         (json.dumps({"workers": workers, "epochs": 1}),),
     )
     plans = [notice for notice in connection.notices if "bismarck_dp.merge" in notice and "fold" not in notice]
+    connection.rollback()
     connection.close()
     assert len(plans) == 1
     assert ("Parallel Append" in plans[0]) == (workers > 1)
