@@ -13,10 +13,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A build may define it otherwise: the tests and the benchmark do, to hold one instruction set against another. */
+#ifndef DP_VECTORISED
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DP_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
 #else
 #define DP_VECTORISED
+#endif
 #endif
 
 /* ---- parameters, as a host reads them ---- */
@@ -160,5 +163,13 @@ extern void dp_knorm_noise(DpRandom *r, double scale, DpWide *noise, int d);
  * at most 2^20 of them; room is for d numbers. */
 extern void dp_release_gaussian(DpRandom *r, double grid, uint64_t sigma, double *w, int d);
 extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, DpWide *room, int d);
+
+/* ---- bulk noise: many numbers at once, for what stays in the server; never released itself (see bulk.c) ---- */
+
+/* The next `blocks` blocks of 16 words, as that many dp_random_u32 would give; the rest of a begun block is skipped. */
+extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
+
+/* n independent N(0, sigma^2); uses 16 blocks for each begun 128, and skips the rest of a begun block. */
+extern void dp_gaussians(DpRandom *r, double sigma, double *out, size_t n);
 
 #endif

@@ -1,0 +1,294 @@
+/*
+ * bulk.c: random numbers by the thousand, for noise that is added to every batch of a training.
+ *
+ * Wanted: Gaussians at a few nanoseconds each, from the same ChaCha20 key stream as everything else, and the same bits
+ * from every instruction set. Two steps, both plain loops that the compiler turns into vectors:
+ *
+ *   key stream   sixteen blocks side by side, one per lane; word for word the stream of random.c. A generator may serve
+ *                single and bulk draws by turns: both take the next unused blocks, so nothing is ever given out twice.
+ *   Gaussians    Box and Muller: radius sqrt(-2 ln u), angle uniform on the circle, each from 64 bits of its own. One
+ *                group of sixteen blocks makes 128 numbers. Division and square root are IEEE's, the rest is
+ *                polynomials in a fixed order; no branch and no table depends on a random number.
+ *
+ * How close the numbers come to N(0, sigma^2):
+ *
+ *   - Given its 128 bits (u rounded to a double), each number is within 2^-51 of the exact transform, relatively.
+ *   - u lies in the middle of one of 2^64 cells: no number is larger than sqrt(130 ln 2) sigma = 9.4926 sigma, and the
+ *     tail that is cut off holds 2^-65 = 2.8e-20 of the mass: the total-variation distance, per pair, between the
+ *     normal pair and the normal pair inside that circle.
+ *   - An exact normal pair, drawn from real uniforms in the same cells, lies within 2^-44 sigma of the pair delivered
+ *     except with probability 2^-20, and within 2^-36 sigma except with probability 2^-30. Cells are coarse, compared
+ *     with what is made of them, only near u = 0 (the tail) and near u = 1 (where u has a double's 53 bits; radius 0
+ *     has probability 2^-54).
+ *   - Signs are exact: negating a pair takes one bit that serves nothing else.
+ *
+ * What that cannot promise: doubles are not real numbers. Which doubles can come out depends on sigma, and on what the
+ * noise is added to; the low bits of a sum can tell two data sets apart (Mironov 2012). So this noise is only for
+ * numbers that stay in the server and are followed by an exact release on a grid (noise.c). It is never released
+ * itself.
+ *
+ * Buffers that held key stream are wiped; registers, and what the compiler spills of them, are not.
+ */
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES 16                 /* blocks side by side */
+#define GROUP_WORDS (16 * LANES) /* word i of block l is at i * LANES + l */
+#define GROUP_PAIRS (GROUP_WORDS / 4)
+#define GROUP_NUMBERS (2 * GROUP_PAIRS)
+#define GROUPS_PER_PULSE 1024
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* The compiler may not drop it: it must believe that somebody looks at the memory afterwards. */
+static void
+wipe(void *secret, size_t bytes)
+{
+    memset(secret, 0, bytes);
+    __asm__ volatile("" : : "r"(secret) : "memory");
+}
+
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static void
+pulse(DpRandom *r)
+{
+    if (r->pulse != NULL)
+        r->pulse();
+}
+
+/* ---- key stream ---- */
+
+INLINE uint32_t
+rotate(uint32_t x, int bits)
+{
+    return x << bits | x >> (32 - bits);
+}
+
+INLINE void
+quarter_round(uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d)
+{
+    *a += *b;
+    *d = rotate(*d ^ *a, 16);
+    *c += *d;
+    *b = rotate(*b ^ *c, 12);
+    *a += *b;
+    *d = rotate(*d ^ *a, 8);
+    *c += *d;
+    *b = rotate(*b ^ *c, 7);
+}
+
+INLINE void
+double_round(uint32_t x[16])
+{
+    quarter_round(&x[0], &x[4], &x[8], &x[12]);
+    quarter_round(&x[1], &x[5], &x[9], &x[13]);
+    quarter_round(&x[2], &x[6], &x[10], &x[14]);
+    quarter_round(&x[3], &x[7], &x[11], &x[15]);
+    quarter_round(&x[0], &x[5], &x[10], &x[15]);
+    quarter_round(&x[1], &x[6], &x[11], &x[12]);
+    quarter_round(&x[2], &x[7], &x[8], &x[13]);
+    quarter_round(&x[3], &x[4], &x[9], &x[14]);
+}
+
+/* Written out: with a loop in it, the loop over the lanes would not be vectorised. */
+INLINE void
+ten_double_rounds(uint32_t x[16])
+{
+    double_round(x), double_round(x), double_round(x), double_round(x), double_round(x);
+    double_round(x), double_round(x), double_round(x), double_round(x), double_round(x);
+}
+
+/* The blocks at the counter in input and at the fifteen counters behind it. */
+DP_VECTORISED static void
+sixteen_blocks(const uint32_t *restrict input, uint32_t *restrict words)
+{
+    for (int l = 0; l < LANES; l++) {
+        uint32_t ahead = (uint32_t)l, carry = input[12] + ahead < ahead;
+        uint32_t x[16];
+
+        for (int i = 0; i < 16; i++)
+            x[i] = input[i];
+        x[12] += ahead;
+        x[13] += carry;
+        ten_double_rounds(x);
+        for (int i = 0; i < 16; i++)
+            words[i * LANES + l] = x[i] + input[i];
+        words[12 * LANES + l] += ahead;
+        words[13 * LANES + l] += carry;
+    }
+}
+
+/* Takes up to sixteen blocks out of the stream: the generator has moved on before anybody sees them. */
+static void
+take_blocks(DpRandom *r, uint32_t *words, uint32_t blocks)
+{
+    sixteen_blocks(r->input, words);
+    r->input[12] += blocks;
+    r->input[13] += r->input[12] < blocks;
+    r->used = 16;
+}
+
+static void
+fill_without_pulse(DpRandom *r, uint32_t *out, size_t blocks)
+{
+    _Alignas(64) uint32_t words[GROUP_WORDS];
+
+    while (blocks > 0) {
+        size_t some = smaller(blocks, LANES);
+
+        take_blocks(r, words, (uint32_t)some);
+        for (size_t l = 0; l < some; l++)
+            for (int i = 0; i < 16; i++)
+                *out++ = words[i * LANES + l];
+        blocks -= some;
+    }
+    wipe(words, sizeof(words));
+}
+
+void
+dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks)
+{
+    while (blocks > 0) {
+        size_t some = smaller(blocks, GROUPS_PER_PULSE * LANES);
+
+        fill_without_pulse(r, out, some);
+        out += 16 * some;
+        blocks -= some;
+        pulse(r);
+    }
+}
+
+/* ---- Gaussians ---- */
+
+typedef union Bits {
+    double value;
+    uint64_t bits;
+} Bits;
+
+INLINE uint64_t
+bits_of(double value)
+{
+    return (Bits){.value = value}.bits;
+}
+
+INLINE double
+double_of(uint64_t bits)
+{
+    return (Bits){.bits = bits}.value;
+}
+
+/* c[0] + c[1] z + ... + c[6] z^6 by halves: a chain of four instead of seven. */
+INLINE double
+polynomial(const double c[7], double z)
+{
+    double z2 = z * z, z4 = z2 * z2;
+
+    return ((c[0] + c[1] * z) + (c[2] + c[3] * z) * z2) + ((c[4] + c[5] * z) + c[6] * z2) * z4;
+}
+
+/*
+ * -2 ln(u / 2^64) for u in [1/2, 2^64]; never negative. With u = 2^e m, m in [sqrt(1/2), sqrt(2)), and
+ * s = (m - 1) / (m + 1): ln m = 2 artanh(s). The polynomial is minimax for 4 artanh(s) / s - 4, over s^2 (2^-59).
+ */
+INLINE double
+minus_two_log(double u)
+{
+    static const double c[7] = {1.3333333333333468,  0.7999999999883273, 0.5714285748403038, 0.4444439722179723,
+                                0.36367124798251344, 0.3062819786955849, 0.2959094993857769};
+    const uint64_t one = bits_of(1.0), root_of_half = 0x3fe6a09e667f3bcd, fraction = 0x000fffffffffffff;
+    uint64_t scaled = bits_of(u) + (one - root_of_half);
+    double m = double_of((scaled & fraction) + root_of_half);
+    double missing = (0x1p52 + 1023 + 64) - double_of(bits_of(0x1p52) | scaled >> 52); /* 64 - e */
+    double s = (m - 1.0) / (m + 1.0), z = s * s;
+
+    return missing * 1.3862943611198906 - s * (4.0 + z * polynomial(c, z));
+}
+
+/* sin and cos of f pi/2 for |f| < 1/2, with z = f^2; minimax (2^-57 and 2^-55, once their coefficients are doubles). */
+INLINE double
+sine(double f, double z)
+{
+    static const double c[7] = {-0.6459640975062463,    0.07969262624616694,     -0.004681754135315138,
+                                0.00016044118472959378, -3.5988427318782625e-06, 5.69193164786698e-08,
+                                -6.628017706094162e-10};
+
+    return f * (1.5707963267948966 + z * polynomial(c, z));
+}
+
+INLINE double
+cosine(double z)
+{
+    static const double c[7] = {-1.2337005501361697,   0.2536695079010468,     -0.02086348076331257,
+                                0.0009192602741910882, -2.520203678840028e-05, 4.7106096723663676e-07,
+                                -6.32120240096093e-09};
+
+    return 1.0 + z * polynomial(c, z);
+}
+
+/* Radius: the middle of a 64-bit cell, so never ln 0. */
+INLINE double
+radius_from(uint32_t high, uint32_t low)
+{
+    return sqrt(minus_two_log((double)high * 0x1p32 + ((double)low + 0.5)));
+}
+
+/*
+ * Words i, i + 4, i + 8, i + 12 of a block make a pair: the low and high half of u, then 2 bits that choose a quarter
+ * of the circle (swap the coordinates, negate both) and 62 that place the point on it: f, between -1/2 and 1/2, never
+ * 0.
+ */
+DP_VECTORISED static void
+box_muller(const uint32_t *restrict words, double sigma, double *restrict out)
+{
+    for (int j = 0; j < GROUP_PAIRS; j++) {
+        uint32_t low = words[j + 2 * GROUP_PAIRS], high = words[j + 3 * GROUP_PAIRS];
+        double f = (int32_t)high * 0x1p-32 + ((low & ~3u) + 2) * 0x1p-64, z = f * f;
+        double radius = sigma * radius_from(words[j + GROUP_PAIRS], words[j]);
+        uint64_t x = bits_of(cosine(z)), y = bits_of(sine(f, z)), turn = low;
+        uint64_t swap = (x ^ y) & (0 - (turn & 1));
+
+        radius = double_of(bits_of(radius) ^ (turn & 2) << 62);
+        out[j] = radius * double_of(x ^ swap);
+        out[j + GROUP_PAIRS] = radius * double_of(y ^ swap);
+    }
+}
+
+static void
+gaussians_without_pulse(DpRandom *r, double sigma, double *out, size_t groups)
+{
+    _Alignas(64) uint32_t words[GROUP_WORDS];
+
+    for (; groups > 0; groups--, out += GROUP_NUMBERS) {
+        take_blocks(r, words, LANES);
+        box_muller(words, sigma, out);
+    }
+    wipe(words, sizeof(words));
+}
+
+void
+dp_gaussians(DpRandom *r, double sigma, double *out, size_t n)
+{
+    double last[GROUP_NUMBERS];
+
+    while (n >= GROUP_NUMBERS) {
+        size_t groups = smaller(n / GROUP_NUMBERS, GROUPS_PER_PULSE);
+
+        gaussians_without_pulse(r, sigma, out, groups);
+        out += groups * GROUP_NUMBERS;
+        n -= groups * GROUP_NUMBERS;
+        pulse(r);
+    }
+    if (n > 0) {
+        gaussians_without_pulse(r, sigma, last, 1);
+        memcpy(out, last, n * sizeof(double));
+        wipe(last, sizeof(last));
+        pulse(r);
+    }
+}
