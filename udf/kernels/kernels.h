@@ -166,7 +166,7 @@ extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, 
 
 /* ---- bulk noise: many numbers at once, for what stays in the server; never released itself (see bulk.c) ---- */
 
-/* The next `blocks` blocks of 16 words, as that many dp_random_u32 would give; the rest of a begun block is skipped. */
+/* The next blocks of 16 words each, as dp_random_u32 would give them; the rest of a begun block is skipped. */
 extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
 
 /* n independent N(0, sigma^2); uses 16 blocks for each begun 128, and skips the rest of a begun block. */
