@@ -116,7 +116,7 @@ def _etas(schedule: Schedule, rows: int, j: int) -> Array:
     return schedule.step.at(np.arange(1, updates + 1, dtype=np.float64) + j * updates)
 
 
-# ---- the order of the rows under a seed ----
+# ---- the key stream, and the order of the rows under a seed ----
 
 
 def key_stream(key: bytes, stream: int, words: int) -> npt.NDArray[np.uint32]:
@@ -146,6 +146,19 @@ def _quarter(x: npt.NDArray[np.uint32], a: int, b: int, c: int, d: int) -> None:
         x[first] += x[second]
         mixed = x[third] ^ x[first]
         x[third] = (mixed << np.uint32(bits)) | (mixed >> np.uint32(32 - bits))
+
+
+def gaussians(words: npt.NDArray[np.uint32], sigma: float) -> Array:
+    """Box and Muller on whole groups of sixteen blocks of key stream, 128 numbers from each: first the groups' 64
+    cosines, then their sines.
+    """
+    parts = words.reshape(-1, 16, 4, 4).transpose(2, 0, 3, 1).reshape(4, -1, 64)
+    low, high, turn, place = parts.astype(np.float64)
+    radius = sigma * np.sqrt(-2 * np.log(high / 2**32 + (low + 0.5) / 2**64))
+    signed = np.where(place < 2**31, place, place - 2**32)
+    angle = np.pi / 2 * (signed / 2**32 + (turn - turn % 4 + 2) / 2**64)
+    angle = np.where(parts[2] & 1, np.pi / 2 - angle, angle) + np.where(parts[2] & 2, np.pi, 0.0)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
 
 
 def seed_key(seed: int) -> bytes:
