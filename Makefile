@@ -47,6 +47,7 @@ audit: env
 
 bench: env
 	.venv/bin/python bench/run.py $(BENCH)
+	PYTHONPATH=tests .venv/bin/python bench/noise.py
 
 lint: env
 	.venv/bin/ruff check $(all_python) tools
