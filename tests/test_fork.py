@@ -56,6 +56,18 @@ def test_no_word_is_drawn_twice_after_a_fork(already: int) -> None:
     assert len(set(words)) == len(words)
 
 
+def test_bulk_draws_differ_after_a_fork() -> None:
+    random = kernels.Random.fresh()
+
+    def fill() -> list[int]:
+        words = np.empty(64 * 16, dtype=np.uint32)
+        library.dp_random_fill(ctypes.byref(random), kernels.pointer(words), ctypes.c_size_t(64))
+        return words.view(np.uint64).tolist()
+
+    lists = [in_a_child(fill), in_a_child(fill), fill()]
+    assert len({word for one in lists for word in one}) == 3 * 512
+
+
 def test_a_child_keeps_its_new_key() -> None:
     """It takes one fresh key, not one for each word, and goes on in the same stream."""
     random = kernels.Random.fresh(stream=2**32 + 5)

@@ -126,10 +126,14 @@ sixteen_blocks(const uint32_t *restrict input, uint32_t *restrict words)
     }
 }
 
-/* Takes up to sixteen blocks out of the stream: the generator has moved on before anybody sees them. */
+/*
+ * Takes up to sixteen blocks out of the stream: the generator has moved on before anybody sees them, and one inherited
+ * by fork() has a key of its own.
+ */
 static void
 take_blocks(DpRandom *r, uint32_t *words, uint32_t blocks)
 {
+    dp_random_check(r);
     sixteen_blocks(r->input, words);
     r->input[12] += blocks;
     r->input[13] += r->input[12] < blocks;
