@@ -21,7 +21,8 @@ from rich.table import Table
 
 NUMBERS = 4096
 RUNS = 2000
-EXACT_NUMBERS = 2000
+EXACT_NUMBERS = 500
+EXACT_RUNS = 300
 EXACT_SIGMA = 2**16
 WORDS_PER_BLOCK = 16
 
@@ -60,19 +61,18 @@ def numpy_per_number() -> float:
 
 
 def exact_per_number() -> float:
-    """Less what a call from Python costs, measured with a draw of one word."""
-    random = kernels.Random.start(bytes(kernels.KEY_BYTES))
-    at, sigma = ctypes.byref(random), ctypes.c_uint64(EXACT_SIGMA)
+    """Less what a call from Python costs, measured with a draw of one word. Always the same numbers: how long one takes
+    is random, and the best run must not be the luckiest.
+    """
 
-    def exact() -> None:
+    def draw(one: Callable[[Any], Any]) -> None:
+        at = ctypes.byref(kernels.Random.start(bytes(kernels.KEY_BYTES)))
         for _ in range(EXACT_NUMBERS):
-            kernels.library.dp_discrete_gaussian(at, sigma)
+            one(at)
 
-    def word() -> None:
-        for _ in range(EXACT_NUMBERS):
-            kernels.library.dp_random_u32(at)
-
-    return (nanoseconds(exact, 20) - nanoseconds(word, 20)) / EXACT_NUMBERS
+    sigma, library = ctypes.c_uint64(EXACT_SIGMA), kernels.library
+    exact = nanoseconds(lambda: draw(lambda at: library.dp_discrete_gaussian(at, sigma)), EXACT_RUNS)
+    return (exact - nanoseconds(lambda: draw(lambda at: library.dp_random_u32(at)), EXACT_RUNS)) / EXACT_NUMBERS
 
 
 def main() -> None:
