@@ -15,7 +15,7 @@
  *   - Given its 128 bits (u rounded to a double), each number is within 2^-49 of the exact transform, relatively: fewer
  *     than 11 roundings of 2^-53 add up; 5 of them is the most that was seen.
  *   - u lies in the middle of one of 2^64 cells: no number is larger than sqrt(130 ln 2) sigma = 9.4926 sigma, and the
- *     tail that is cut off holds 2^-65 = 2.8e-20 of the mass: the total-variation distance, per pair, between the
+ *     tail that is cut off holds 2^-65 = 2.7e-20 of the mass: the total-variation distance, per pair, between the
  *     normal pair and the normal pair inside that circle.
  *   - An exact normal pair, drawn from real uniforms in the same cells, lies within 2^-43 sigma of the pair delivered
  *     except with probability 2^-20, and within 2^-36 sigma except with probability 2^-30. Cells are coarse, compared
