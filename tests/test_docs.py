@@ -31,6 +31,9 @@ from bismarck_dp.solvers import SOLVERS
 from bismarck_dp.spec import OPTIONS, STEP_WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import audit  # noqa: E402
+
 DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SQL_REFERENCE = (ROOT / "docs/sql.md").read_text()
 PYTHON_REFERENCE = (ROOT / "docs/python.md").read_text()
@@ -355,6 +358,19 @@ def test_every_document_is_linked_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     for file in (ROOT / "docs").glob("*.md"):
         assert f"docs/{file.name}" in text, file.name
+
+
+def test_the_audit_table_has_every_row_and_no_claim_is_broken() -> None:
+    """`make audit` writes it; a new algorithm or loss makes it stale."""
+    made = (ROOT / "docs/privacy.md").read_text().split(audit.BEGIN)[1].split(audit.END)[0]
+    rows = [[cell.strip(" `≥") for cell in line.strip("|").split("|")] for line in made.splitlines() if "`" in line]
+    shown = {(algorithm, loss, adjacency, float(delta)) for algorithm, loss, _, adjacency, *_, delta, _, _ in rows}
+    assert shown == {(s["algorithm"], s["loss"], s["adjacency"], s["delta"]) for s in audit.specs()}
+    for *_, declared, measured, claimed, _, found, verdict in rows:
+        assert verdict == "pass"
+        assert float(measured) <= float(declared)
+        assert float(found) <= float(claimed)
+    assert "5000 trainings" in made, "the long version"
 
 
 def test_tests_that_are_named_exist() -> None:
