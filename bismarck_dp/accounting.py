@@ -1,19 +1,580 @@
-"""Accounting: what a multiplier of the noise costs."""
+"""What a release costs: events that say what happened, and calibrators that say how much noise it takes.
+
+Events mirror dp-accounting's classes, field by field, so that anybody can price them again; they are plain data and do
+not need the library, whose import takes seconds.
+
+Convention. `noise_multiplier` is the noise's scale over the sensitivity *under the release's own adjacency*: for
+`replace` the sensitivity already has its factor 2, so a Gaussian or Laplace event is priced as it stands, never doubled
+again. Only inside a PoissonSampledDpEvent is it the scale over the clip norm of one row, because there the adjacency
+changes the mixture and not just the distance: `poisson` does the doubling, as dp-accounting's PLD accountant does for
+REPLACE_ONE. So a sampled Gaussian with probability 1 under `replace` is a Gaussian of half the multiplier.
+"""
 
 from __future__ import annotations
 
-from .mechanisms import gaussian_multiplier
+import math
+from collections import Counter
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+from .errors import BismarckError
+
+ADJACENCIES = ("replace", "zero-out")
+
+MOST_NESTED = 50
+"""Events within events that are read from JSON."""
 
 
+class Event:
+    """Something that happened to the data, as far as privacy is concerned."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: the class's name and its fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {"name": type(self).__name__, **{name: _plain(value) for name, value in values.items()}}
+
+    @staticmethod
+    def from_json(json: Any) -> Event:
+        """The event of such JSON; refuses what it does not know."""
+        return _read(json, MOST_NESTED)
+
+    def to_dp_event(self) -> Any:
+        """The same event as an object of dp-accounting, which this imports."""
+        try:
+            import dp_accounting
+        except ImportError:
+            raise BismarckError("the library dp-accounting is not installed", "pip install dp-accounting") from None
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return getattr(dp_accounting, type(self).__name__)(**{name: _library(value) for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class NoOpDpEvent(Event):
+    """Nothing that depends on the data."""
+
+
+@dataclass(frozen=True)
+class NonPrivateDpEvent(Event):
+    """A release without any promise."""
+
+
+@dataclass(frozen=True)
+class GaussianDpEvent(Event):
+    """Gaussian noise with standard deviation `noise_multiplier` times the L2 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _require(self, "noise_multiplier", 0 < self.noise_multiplier < math.inf, "a positive number")
+
+
+@dataclass(frozen=True)
+class LaplaceDpEvent(Event):
+    """Laplace noise with scale `noise_multiplier` times the L1 sensitivity, or anything it dominates (`Laplaces`)."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _require(self, "noise_multiplier", 0 < self.noise_multiplier < math.inf, "a positive number")
+
+
+@dataclass(frozen=True)
+class ZCDpEvent(Event):
+    """Something rho-zCDP."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        _require(self, "rho", 0 <= self.rho < math.inf, "a number from 0")
+
+
+@dataclass(frozen=True)
+class PoissonSampledDpEvent(Event):
+    """The event on a sample to which every row belongs independently with `sampling_probability`."""
+
+    sampling_probability: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        _require(self, "sampling_probability", 0 < self.sampling_probability <= 1, "a number above 0 and up to 1")
+
+
+@dataclass(frozen=True)
+class SelfComposedDpEvent(Event):
+    """The event `count` times."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(self, "count", self.count >= 1, "a whole number from 1")
+
+
+@dataclass(frozen=True)
+class ComposedDpEvent(Event):
+    """All the events."""
+
+    events: tuple[Event, ...]
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        NoOpDpEvent,
+        NonPrivateDpEvent,
+        GaussianDpEvent,
+        LaplaceDpEvent,
+        ZCDpEvent,
+        PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+        ComposedDpEvent,
+    )
+}
+
+
+def _require(event: Event, field: str, holds: bool, what: str) -> None:
+    if not holds:
+        value = getattr(event, field)
+        raise BismarckError(f"{field} {value!r} of {type(event).__name__} is out of range", f"it must be {what}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_json()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _library(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_dp_event()
+    return [_library(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _read(json: Any, depth: int) -> Event:
+    if not isinstance(json, dict) or not isinstance(json.get("name"), str):
+        raise BismarckError(f"{_short(json)} is not an event", 'an event is an object with a "name"')
+    if depth == 0:
+        raise BismarckError("the event has too many events within events", f"at most {MOST_NESTED} are read")
+    name = json["name"]
+    if name not in EVENTS:
+        raise BismarckError(f'unknown event "{_short(name)}"', "known are " + ", ".join(sorted(EVENTS)))
+    known = [field.name for field in fields(EVENTS[name])]  # type: ignore[arg-type]
+    if wrong := sorted(set(json) - {"name"} ^ set(known)):
+        raise BismarckError(
+            f'event {name}: field "{_short(wrong[0])}" is {"missing" if wrong[0] in known else "unknown"}',
+            f"it has {', '.join(known) or 'no fields'}",
+        )
+    return EVENTS[name](**{field: READERS[field](name, field, json[field], depth - 1) for field in known})
+
+
+def _number(name: str, field: str, value: Any, depth: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e300:
+        raise BismarckError(f"{field} {_short(value)} of {name} is out of range", "it must be a finite number")
+    return float(value)
+
+
+def _whole(name: str, field: str, value: Any, depth: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**15:
+        raise BismarckError(f"{field} {_short(value)} of {name} is out of range", "it must be a whole number from 1")
+    return value
+
+
+def _one(name: str, field: str, value: Any, depth: int) -> Event:
+    return _read(value, depth)
+
+
+def _several(name: str, field: str, value: Any, depth: int) -> tuple[Event, ...]:
+    if not isinstance(value, list):
+        raise BismarckError(f"{field} of {name} is not a list", "it must be a list of events")
+    return tuple(_read(item, depth) for item in value)
+
+
+READERS = {
+    "noise_multiplier": _number,
+    "rho": _number,
+    "sampling_probability": _number,
+    "count": _whole,
+    "event": _one,
+    "events": _several,
+}
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
+# ---- Gaussian ----
+
+
+@lru_cache(maxsize=1024)
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """The smallest sigma / Delta of an (epsilon, delta)-DP Gaussian (Balle and Wang 2018, Theorem 8), from above.
+
+    With mu = Delta / sigma, delta(mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) grows with mu.
+    """
+    low, high = 1e-12, 1.0
+    while _gaussian_delta(epsilon, high) < delta:
+        low, high = high, 2 * high
+    while _gaussian_delta(epsilon, low) > delta:
+        low, high = low / 2, low
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _gaussian_delta(epsilon, middle) <= delta else (low, middle)
+    return 1 / low * (1 + 1e-12)
+
+
+@lru_cache(maxsize=1024)
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """The smallest epsilon of a Gaussian with this sigma / Delta at delta, from above: the same formula, the other way."""
+    mu = 1 / multiplier
+    if delta <= 0:
+        return math.inf
+    if _gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while _gaussian_delta(high, mu) > delta:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if _gaussian_delta(middle, mu) <= delta else (middle, high)
+    return high * (1 + 1e-12)
+
+
+def _gaussian_delta(epsilon: float, mu: float) -> float:
+    from scipy.special import log_ndtr
+
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return math.exp(first) * -math.expm1(second - first) if second < first else 0.0
+
+
+# ---- zCDP ----
+
+
+@lru_cache(maxsize=1024)
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """The epsilon of a rho-zCDP release at delta: the least over orders alpha > 1 of
+
+        alpha rho + log(1 - 1/alpha) - (log(delta) + log(alpha)) / (alpha - 1)
+
+    (Canonne, Kamath and Steinke 2020, Proposition 12, with Renyi divergence alpha rho). Every alpha gives a valid
+    epsilon. The derivative is rho - log(1 / (delta alpha)) / (alpha - 1)^2, which changes sign once.
+    """
+    if rho == 0:
+        return 0.0
+    if delta <= 0 or math.isinf(rho):
+        return math.inf
+    low, high = 0.0, 1.0
+    while rho * high**2 < -math.log(delta) - math.log1p(high):
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rho * middle**2 >= -math.log(delta) - math.log1p(middle) else (middle, high)
+    above = high  # alpha - 1
+    return max(
+        0.0, (1 + above) * rho + math.log(above) - math.log1p(above) - (math.log(delta) + math.log1p(above)) / above
+    )
+
+
+@lru_cache(maxsize=1024)
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """The largest rho whose `zcdp_epsilon` is at most epsilon, from below."""
+    low, high = 0.0, 1.0
+    while zcdp_epsilon(high, delta) <= epsilon:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
+    return low
+
+
+def selection_rho(epsilon: float) -> float:
+    """rho of an exponential mechanism that is epsilon-DP: epsilon^2 / 8.
+
+    Its log odds between neighbours range over an interval of length epsilon only, of all [-epsilon, epsilon] that
+    epsilon-DP allows (bounded range: Durfee and Rogers 2019). A variable in an interval of length epsilon has variance
+    at most epsilon^2 / 4 under every tilt, so its Renyi divergence of order alpha is at most alpha epsilon^2 / 8
+    (Cesar and Rogers 2021, Theorem 3); the epsilon^2 / 2 of pure DP is four times too much.
+    """
+    return epsilon**2 / 8
+
+
+def selection_epsilon(rho: float) -> float:
+    """The epsilon of an exponential mechanism that may cost rho."""
+    return math.sqrt(8 * rho)
+
+
+def zcdp_of(event: Event) -> float:
+    """The rho of a composition: 1 / (2 z^2) for a Gaussian, epsilon^2 / 2 for pure epsilon-DP (Bun and Steinke 2016,
+    Propositions 1.4 and 1.6). It adds up, adaptively too.
+    """
+    return sum(count * _leaf_rho(leaf) for leaf, count in leaves(event).items())
+
+
+def _leaf_rho(leaf: Event) -> float:
+    if isinstance(leaf, (GaussianDpEvent, LaplaceDpEvent)):
+        return 1 / (2 * leaf.noise_multiplier**2)
+    if isinstance(leaf, ZCDpEvent):
+        return leaf.rho
+    if isinstance(leaf, NonPrivateDpEvent):
+        return math.inf
+    raise BismarckError(f"{type(leaf).__name__} has no zCDP bound here", "price it with epsilon_of")
+
+
+def leaves(event: Event) -> Counter[Event]:
+    """The events that release something, and how often."""
+    if isinstance(event, NoOpDpEvent):
+        return Counter()
+    if isinstance(event, SelfComposedDpEvent):
+        return Counter({leaf: count * event.count for leaf, count in leaves(event.event).items()})
+    if isinstance(event, ComposedDpEvent):
+        total: Counter[Event] = Counter()
+        for part in event.events:
+            total.update(leaves(part))
+        return total
+    return Counter({event: 1})
+
+
+# ---- any event ----
+
+
+class Cost(NamedTuple):
+    """What an event costs, and who says so."""
+
+    epsilon: float
+    accountant: str
+
+
+@lru_cache(maxsize=256)
+def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
+    """The epsilon of an event at delta.
+
+    Only Laplace: pure, epsilons add up. Only Gaussians: exact, squares of 1 / z add up (Dong, Roth and Su 2019).
+    Sampled Gaussians, with or without plain ones: privacy loss distributions. Anything else without sampling: zCDP.
+    With sampling, the rest is priced on its own and added, at half the delta each unless the rest is pure (basic
+    composition).
+    """
+    _check_adjacency(adjacency)
+    every = leaves(event)
+    if any(isinstance(leaf, NonPrivateDpEvent) for leaf in every):
+        return Cost(math.inf, "none")
+    gaussian: Counter[Event] = Counter()
+    sampled: list[tuple[float, float, int]] = []
+    rest: Counter[Event] = Counter()
+    for leaf, count in every.items():
+        if isinstance(leaf, PoissonSampledDpEvent):
+            z, q = _sampled_gaussian(leaf)
+            if q == 1:
+                gaussian[GaussianDpEvent(z / _doubling(adjacency))] += count
+            else:
+                sampled.append((z, q, count))
+        else:
+            (gaussian if isinstance(leaf, GaussianDpEvent) else rest)[leaf] += count
+    if sampled:
+        return _with_sampling(sampled, gaussian, rest, delta, adjacency)
+    if gaussian and not rest:
+        return _gaussian_cost(gaussian, delta)
+    return _unsampled_cost(gaussian + rest, delta)
+
+
+def _gaussian_cost(gaussian: Counter[Event], delta: float) -> Cost:
+    name = "analytic-gaussian" if sum(gaussian.values()) == 1 else "gdp"
+    return Cost(gaussian_epsilon(1 / math.sqrt(2 * _total_rho(gaussian)), delta), name)
+
+
+def _unsampled_cost(every: Counter[Event], delta: float) -> Cost:
+    if all(isinstance(leaf, LaplaceDpEvent) for leaf in every):
+        return Cost(sum(count / leaf.noise_multiplier for leaf, count in every.items()), "pure")  # type: ignore[attr-defined]
+    return Cost(zcdp_epsilon(_total_rho(every), delta), "zcdp")
+
+
+def _total_rho(every: Counter[Event]) -> float:
+    return sum(count * _leaf_rho(leaf) for leaf, count in every.items())
+
+
+def _with_sampling(
+    sampled: list[tuple[float, float, int]],
+    gaussian: Counter[Event],
+    rest: Counter[Event],
+    delta: float,
+    adjacency: str,
+) -> Cost:
+    """Plain Gaussians are sampled ones with probability 1 whose multiplier is counted from the clip norm."""
+    if delta <= 0:
+        return Cost(math.inf, "pld")
+    from . import poisson
+
+    double = _doubling(adjacency)
+    plain = [(leaf.noise_multiplier * double, 1.0, count) for leaf, count in gaussian.items()]  # type: ignore[attr-defined]
+    steps = tuple(poisson.Step(*part) for part in sorted(sampled + plain))
+    if not rest:
+        return Cost(poisson.epsilon(steps, adjacency, delta), "pld")
+    if all(isinstance(leaf, LaplaceDpEvent) for leaf in rest):
+        return Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(rest, 0.0).epsilon, "pld+pure")
+    return Cost(poisson.epsilon(steps, adjacency, delta / 2) + _unsampled_cost(rest, delta / 2).epsilon, "pld+zcdp")
+
+
+def _sampled_gaussian(event: PoissonSampledDpEvent) -> tuple[float, float]:
+    if not isinstance(event.event, GaussianDpEvent):
+        raise BismarckError(
+            f"a sampled {type(event.event).__name__} has no accountant here", "only a GaussianDpEvent can be sampled"
+        )
+    return event.event.noise_multiplier, event.sampling_probability
+
+
+def _doubling(adjacency: str) -> float:
+    """How many clip norms a replaced row can move a sum."""
+    return 2.0 if adjacency == "replace" else 1.0
+
+
+def _check_adjacency(adjacency: str) -> None:
+    if adjacency not in ADJACENCIES:
+        raise BismarckError(f'unknown adjacency "{adjacency}"', "use " + " or ".join(ADJACENCIES))
+
+
+def _check_privacy(epsilon: float, delta: float, pure: bool = False) -> None:
+    if not 0 < epsilon < math.inf:
+        raise BismarckError(f"epsilon {epsilon:g} is out of range", "it must be a positive number")
+    if not (0 <= delta < 1 if pure else 0 < delta < 1):
+        raise BismarckError(
+            f"delta {delta:g} is out of range", "it must be " + ("from 0 to below 1" if pure else "between 0 and 1")
+        )
+
+
+# ---- calibrators: each from (epsilon, delta) to a multiplier and back ----
+
+
+@dataclass(frozen=True)
 class Gaussians:
-    """One release with Gaussian noise."""
+    """`count` Gaussian releases of sensitivity 1 each, as one: exactly a Gaussian of sensitivity sqrt(count)
+    (Dong, Roth and Su 2019, Corollary 3.3).
+    """
+
+    count: int = 1
+
+    @property
+    def accountant(self) -> str:
+        return "analytic-gaussian" if self.count == 1 else "gdp"
+
+    def multiplier(self, epsilon: float, delta: float) -> float:
+        _check_privacy(epsilon, delta)
+        return math.sqrt(self.count) * gaussian_multiplier(epsilon, delta)
 
     def epsilon(self, multiplier: float, delta: float) -> float:
-        """The epsilon delivered: where the analytic Gaussian's multiplier, which falls with epsilon, is this one."""
-        low, high = 0.0, 1.0
-        while gaussian_multiplier(high, delta) > multiplier:
-            low, high = high, 2 * high
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if gaussian_multiplier(middle, delta) > multiplier else (low, middle)
-        return high
+        return gaussian_epsilon(multiplier / math.sqrt(self.count), delta)
+
+    def event(self, multiplier: float) -> Event:
+        return _repeated(GaussianDpEvent(multiplier), self.count)
+
+
+@dataclass(frozen=True)
+class Laplaces:
+    """`count` releases with Laplace or K-norm noise: epsilons add up, at delta = 0.
+
+    Claim: K-norm noise in any dimension, of density proportional to e^(-|z| / b) with the L2 norm, is dominated by
+    one-dimensional Laplace noise of scale b at the same sensitivity, so a LaplaceDpEvent(b / Delta) prices both.
+
+    Proof. Condition on the noise across the shift: it has the same law on both sides, and the hockey-stick divergence
+    is jointly convex. Along the shift the conditional density f is log-concave with |(log f)'| <= 1/b. So f(u) <=
+    f(t) e^((t - u) / b) from below for u > t, hence 1 - F(t) >= b f(t), and likewise F(t) >= b f(t): the
+    density-quantile function f(F^-1(u)) is at most min(u, 1 - u) / b, which is Laplace's. The best tests between f and
+    f shifted by Delta are half lines (log-concavity), with errors a and F(F^-1(1 - a) - Delta); since the quantile
+    function climbs at least as fast as Laplace's, going back by Delta loses at most as much mass: the trade-off curve
+    lies above Laplace's, at every a.
+    """
+
+    count: int = 1
+    accountant: ClassVar[str] = "pure"
+
+    def multiplier(self, epsilon: float, delta: float = 0.0) -> float:
+        _check_privacy(epsilon, delta, pure=True)
+        return self.count / epsilon
+
+    def epsilon(self, multiplier: float, delta: float = 0.0) -> float:
+        return self.count / multiplier
+
+    def event(self, multiplier: float) -> Event:
+        return _repeated(LaplaceDpEvent(multiplier), self.count)
+
+
+@dataclass(frozen=True)
+class PoissonGaussians:
+    """`count` Gaussian sums over samples to which each row belongs with `probability`; the multiplier is the noise over
+    the clip norm of one row, whatever the adjacency (`poisson` has the proof).
+    """
+
+    probability: float
+    count: int
+    adjacency: str
+
+    accountant: ClassVar[str] = "pld"
+
+    def __post_init__(self) -> None:
+        _check_adjacency(self.adjacency)
+        self.event(1.0)
+
+    def multiplier(self, epsilon: float, delta: float) -> float:
+        _check_privacy(epsilon, delta)
+        if self.probability == 1:
+            return _doubling(self.adjacency) * Gaussians(self.count).multiplier(epsilon, delta)
+        from . import poisson
+
+        return poisson.multiplier(epsilon, delta, self.probability, self.count, self.adjacency)
+
+    def epsilon(self, multiplier: float, delta: float) -> float:
+        return epsilon_of(self.event(multiplier), delta, self.adjacency).epsilon
+
+    def event(self, multiplier: float) -> Event:
+        return _repeated(PoissonSampledDpEvent(self.probability, GaussianDpEvent(multiplier)), self.count)
+
+
+@dataclass(frozen=True)
+class ZcdpSum:
+    """`count` Gaussian releases and `selections` exponential mechanisms, which get `share` of the total rho."""
+
+    count: int
+    selections: int = 0
+    share: float = 0.0
+
+    accountant: ClassVar[str] = "zcdp"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.share < 1 and (self.share > 0) == (self.selections > 0)):
+            raise BismarckError(
+                f"{self.selections} selections cannot have the share {self.share:g} of the privacy",
+                "use a share above 0 and below 1 with selections, and 0 without",
+            )
+
+    def multiplier(self, epsilon: float, delta: float) -> float:
+        _check_privacy(epsilon, delta)
+        return math.sqrt(self.count / (2 * (1 - self.share) * zcdp_rho(epsilon, delta)))
+
+    def rho(self, multiplier: float) -> float:
+        """The total."""
+        return self.count / (2 * multiplier**2 * (1 - self.share))
+
+    def selection(self, multiplier: float) -> float:
+        """The epsilon of each selection beside Gaussians of this multiplier."""
+        return selection_epsilon(self.share * self.rho(multiplier) / self.selections) if self.selections else 0.0
+
+    def epsilon(self, multiplier: float, delta: float) -> float:
+        return zcdp_epsilon(self.rho(multiplier), delta)
+
+    def event(self, multiplier: float) -> Event:
+        gaussians = _repeated(GaussianDpEvent(multiplier), self.count)
+        if not self.selections:
+            return gaussians
+        each = ZCDpEvent(selection_rho(self.selection(multiplier)))
+        return ComposedDpEvent((gaussians, _repeated(each, self.selections)))
+
+
+def _repeated(event: Event, count: int) -> Event:
+    return event if count == 1 else SelfComposedDpEvent(event, count)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .accounting import Event, Gaussians, Laplaces, NonPrivateDpEvent, gaussian_multiplier
 from .errors import BismarckError
 
 GRID_STEPS = 2.0**16
@@ -33,12 +34,14 @@ class Noise:
     """standard deviation per coordinate (gaussian), scale of the norm (l2-laplace)"""
     grid: float
     accountant: str
+    event: Event
+    """what it is worth to an accountant, after arithmetic is paid for: never more than the noise that is added"""
 
     def params(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism, "scale": self.scale, "grid": self.grid}
 
 
-NO_NOISE = Noise("none", 0.0, 0.0, "none")
+NO_NOISE = Noise("none", 0.0, 0.0, "none", NonPrivateDpEvent())
 
 
 def calibrate(sensitivity: float, epsilon: float, delta: float, width: int, reach: float) -> Noise:
@@ -115,7 +118,7 @@ def _knorm(sensitivity: float, epsilon: float, width: int) -> Noise:
     if left <= 0:
         raise _too_small(width)
     scale, grid = _on_grid(sensitivity, 1 / left, width)
-    return Noise("l2-laplace", scale, grid, "pure")
+    return Noise("l2-laplace", scale, grid, Laplaces.accountant, Laplaces().event(1 / epsilon))
 
 
 def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> Noise:
@@ -136,33 +139,9 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
         raise BismarckError(f"epsilon {epsilon:g} is too small", "use at least 1e-6")
     multiplier = gaussian_multiplier(left, delta * (1 - 2e-6) * math.exp(-tau))
     scale, grid = _on_grid(sensitivity, multiplier, width)
-    return Noise("gaussian", grid * math.ceil(scale / grid), grid, "analytic-gaussian")
-
-
-def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest sigma / Delta of an (epsilon, delta)-DP Gaussian (Balle and Wang 2018, Theorem 8), from above.
-
-    With mu = Delta / sigma, delta(mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) grows with mu.
-    """
-    low, high = 1e-12, 1.0
-    while _gaussian_delta(epsilon, high) < delta:
-        low, high = high, 2 * high
-    while _gaussian_delta(epsilon, low) > delta:
-        low, high = low / 2, low
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if _gaussian_delta(epsilon, middle) <= delta else (low, middle)
-    return 1 / low * (1 + 1e-12)
-
-
-def _gaussian_delta(epsilon: float, mu: float) -> float:
-    from scipy.special import log_ndtr
-
-    first = float(log_ndtr(mu / 2 - epsilon / mu))
-    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return math.exp(first) * -math.expm1(second - first) if second < first else 0.0
+    one = Gaussians()
+    event = one.event(one.multiplier(epsilon, delta))
+    return Noise("gaussian", grid * math.ceil(scale / grid), grid, one.accountant, event)
 
 
 def _log1p_exp(x: float) -> float:

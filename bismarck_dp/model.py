@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .accounting import Event
 from .errors import BismarckError
 from .losses import LOSSES, Array
 from .reference import clip_rows
@@ -43,6 +44,7 @@ class Model:
     feature_bound: float
     options: dict[str, Any] = field(repr=False)
     plan: dict[str, Any] = field(repr=False)
+    event: dict[str, Any] = field(repr=False)
     owner: str = ""
 
     @classmethod
@@ -58,8 +60,12 @@ class Model:
     @property
     def privacy(self) -> dict[str, Any]:
         """What the model claims: everything an expert needs to check it."""
-        names = ("private", "epsilon", "delta", "adjacency", "mechanism", "sensitivity", "noise_scale", "note")
+        names = ("private", "epsilon", "delta", "adjacency", "mechanism", "sensitivity", "noise_scale", "event", "note")
         return {name: getattr(self, name) for name in names}
+
+    def to_dp_event(self) -> Any:
+        """The release as an object of the library dp-accounting, for whoever wants to price it again."""
+        return Event.from_json(self.event).to_dp_event()
 
     def decision_function(self, x: npt.ArrayLike) -> Array:
         """Margins of rows, scaled to the feature bound as they were in training."""

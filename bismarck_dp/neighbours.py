@@ -68,10 +68,11 @@ def pushed(plan: Plan) -> Pair:
     bound = plan.spec.options["feature_bound"]
     rows = np.zeros((plan.n, plan.d))
     rows[:, -1] = bound
-    row, other = np.zeros(plan.d), np.zeros(plan.d)
-    row[0], other[0] = 0.8 * bound, -0.8 * bound
-    row[-1] = other[-1] = 0.6 * bound if plan.d > 1 else bound
-    return _pair("pushed", plan, rows, np.full(plan.n, high), (row, low), (other, low))
+    row = np.zeros(plan.d)
+    row[-1] = 0.6 * bound
+    aside = np.zeros(plan.d)
+    aside[0] = 0.8 * bound
+    return _pair("pushed", plan, rows, np.full(plan.n, high), (row + aside, low), (row - aside, low))
 
 
 def awkward(plan: Plan) -> list[Pair]:

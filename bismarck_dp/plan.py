@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .accounting import Event, NonPrivateDpEvent
 from .losses import LOSSES, loss_param
 from .mechanisms import Noise
 from .sensitivity import Schedule
@@ -35,6 +36,11 @@ class Plan:
     def released_sensitivity(self) -> float:
         """What the noise covers: rounding to the grid moves two models at most grid * sqrt(width) further apart."""
         return (self.sensitivity or 0.0) + self.noise.grid * math.sqrt(self.width)
+
+    @property
+    def event(self) -> Event:
+        """The release as an accountant sees it; a known seed is no privacy at all."""
+        return self.noise.event if self.private else NonPrivateDpEvent()
 
     @property
     def note(self) -> str:
@@ -94,6 +100,7 @@ class Plan:
             "epsilon": self.spec.epsilon,
             "delta": self.spec.delta if private else None,
             "accountant": self.noise.accountant,
+            "event": self.event.to_json(),
             "n": self.n,
             "d": self.d,
             "lipschitz": self.lipschitz if math.isfinite(self.lipschitz) else None,

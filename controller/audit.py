@@ -42,6 +42,8 @@ ROWS = 100
 FEATURES = 2
 TRIALS = 1000
 FEWEST_TRIALS = 100
+FEWEST_ROWS = 20
+"""With fewer, one odd label of a pair could be too many for the column to count as binary."""
 
 SEEDS = (1, 2, 3)
 """Orders in which every pair is played through the server."""
@@ -101,6 +103,8 @@ def audit(
     plan = _plan(Spec.create(algorithm, loss, epsilon, delta, options), n, d)
     if trials < FEWEST_TRIALS:
         raise BismarckError(f"{trials} trials are too few", f"use at least {FEWEST_TRIALS}")
+    if n < FEWEST_ROWS:
+        raise BismarckError(f"{n} rows are too few", f"use at least {FEWEST_ROWS}")
     rng = np.random.default_rng()
     worst, _ = recordplay.worst(plan, rng)
     with _session(database) as session:

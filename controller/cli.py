@@ -220,6 +220,8 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return json.dumps(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -555,7 +557,7 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--n", type=click.IntRange(min=2), default=100, show_default=True, help="Rows of the tables.")
+@click.option("--n", type=click.IntRange(min=1), default=100, show_default=True, help="Rows of the tables.")
 @click.option("--d", type=click.IntRange(min=1), default=2, show_default=True, help="Features of the tables.")
 @click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Trainings on each table.")
 @click.option("--plot", metavar="FILE", help="Draw the trade-off curve into this PNG file.")

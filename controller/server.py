@@ -88,6 +88,8 @@ def as_text(value: Any) -> str | None:
     """A value as SQL would print it."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return json.dumps(value)
     return None if value is None else str(value)
 
 

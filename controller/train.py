@@ -107,6 +107,7 @@ def _model(
         "feature_bound": facts["feature_bound"],
         "options": _set_options(plan),
         "plan": facts,
+        "event": facts["event"],
     }
 
 

@@ -37,6 +37,7 @@ CREATE TABLE bismarck_dp.model (
     feature_bound float8 NOT NULL,
     options       jsonb NOT NULL,
     plan          jsonb NOT NULL,         -- everything dp_explain shows
+    event         jsonb NOT NULL,         -- what an accountant needs: a DpEvent of the library dp-accounting
     owner         regrole NOT NULL
 );
 REVOKE ALL ON bismarck_dp.model FROM PUBLIC;

@@ -99,7 +99,8 @@ def test_draws_the_trade_off_curve(db: Database, tmp_path: Path) -> None:
         ({"epsilon": 1, "seed": 3}, "not private"),
         ({"epsilon": None, "algorithm": "sgd"}, "claims no privacy"),
         ({"epsilon": 1, "epoch": 3}, 'unknown option "epoch"'),
-        ({"epsilon": 1, "n": 10, "batch_size": 50}, "larger than the table"),
+        ({"epsilon": 1, "n": 10}, "10 rows are too few"),
+        ({"epsilon": 1, "n": 20, "batch_size": 50}, "larger than the table"),
         ({"epsilon": 1, "loss": "hinge"}, "not smooth"),
     ],
 )

@@ -1,0 +1,602 @@
+"""The privacy of Poisson-sampled Gaussian steps, by privacy loss distributions on a grid.
+
+A step draws every row with probability q and releases the sum of the drawn rows' vectors, of norm at most C, plus
+N(0, (zC)^2 I). Scale C to 1.
+
+Claim. For neighbours under `replace` the step is dominated by P = (1-q) N(0, z^2) + q N(1, z^2) against
+Q = (1-q) N(0, z^2) + q N(-1, z^2); under `zero-out` by P against N(0, z^2) in one direction and N(0, z^2) against Q
+in the other. Dominating pairs compose, adaptively too (Zhu, Dong and Wang 2022, Theorem 10), so the privacy of a run
+is the hockey-stick divergence of the product of its steps' pairs.
+
+Proof, for `replace`. Condition on which other rows were drawn: the hockey-stick divergence is jointly convex. What
+remains is (1-q) N(0) + q N(u) against (1-q) N(0) + q N(v), |u|, |v| <= 1. For e^epsilon >= 1 the divergence is the
+largest value over sets S of  q N(u)(S) - (e^epsilon - 1)(1-q) N(0)(S) - e^epsilon q N(v)(S). Replace S by the half
+line of the same mass p under N(1): it is the best test of size p against N(0) and against N(-1) at once
+(Neyman-Pearson), and the masses it leaves there depend on the distances 1 >= |u| and 2 >= |u - v| only, and fall with
+them. So the value does not fall. For e^epsilon < 1 swap the roles, which the pair allows by symmetry. `zero-out` is
+v = 0, and a mixture with the same N(0) on both sides only moves epsilon.
+
+Discretisation. Losses log(P/Q) grow with x, so a cell between neighbouring grid losses is an interval of x. Its masses
+under P and under Q are put on the two ends of the cell such that both are kept ("connect the dots", Doroshenko et al.
+2022): the result dominates the pair. Losses above the grid become infinite, losses below it move up to its lowest
+point: both pessimistic.
+
+Composition. The pmf is tilted by e^(theta x), with theta at the saddle point of the epsilon asked about, so that the
+sum's mass lies around epsilon and tiny deltas keep their relative accuracy. It is raised to the power T by a cyclic
+FFT. What wraps around from below only adds to delta; what lies above the window is bounded by Chernoff and added.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BismarckError
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_MULTIPLIER = 0.05
+"""Below this the losses of a drawn row are in the hundreds: nothing is protected but by the draw itself."""
+
+TAIL = 1e-7
+"""The share of delta that the steps may lose to the ends of x; at the upper end it counts as infinite loss. Heavy tails
+would otherwise rule the exponential moments, and with them the tilt, long before they matter to delta.
+"""
+
+NODES = 2001
+"""Points of x by which a step is sketched; the trapezoid rule is exact to rounding for such smooth integrands."""
+
+HEADROOM = 25.0
+"""Losses this far above epsilon count as infinite. With R the loss of the other steps, 1 instead of 1 - e^(epsilon -
+x - R) is counted, and E e^-R <= 1: at most e^-25 of their mass too much.
+"""
+
+MOST_LOSS = 500.0
+"""Losses above this count as infinite before anything is known about epsilon."""
+
+WRAPPED = 1e-6
+"""The share of delta that may lie outside the window on either side."""
+
+LOG_TAIL = -20.0
+"""Log of the tilted mass outside the window that is small enough in any case."""
+
+LEAST_DELTA = 1e-20
+"""Smaller deltas are not told apart."""
+
+DEPTH = -60.0
+"""Tilts whose Chernoff bound of delta is below e^-60 are not needed."""
+
+ROUNDOFF = 2.0**-53
+
+
+class Step(NamedTuple):
+    """`count` steps with noise `multiplier` times the clip norm, each drawing rows with `probability`."""
+
+    multiplier: float
+    probability: float
+    count: int
+
+
+class Detail(NamedTuple):
+    """How fine the grid is: widest cell, largest share of variance that cells may add, largest length of the FFT."""
+
+    width: float
+    variance: float
+    length: int
+
+
+class Window(NamedTuple):
+    """The tilt, the losses between which the FFT looks, and the Chernoff exponent for those above."""
+
+    theta: float
+    bottom: float
+    top: float
+    exponent: float
+
+
+COARSE = Detail(math.inf, 1e-3, 1 << 16)
+FINE = Detail(1e-4, 2e-4, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """P = (1-up) N(0, z^2) + up N(1, z^2) against Q = (1-down) N(0, z^2) + down N(-1, z^2)."""
+
+    z: float
+    up: float
+    down: float
+
+    def loss(self, x: Floats) -> Floats:
+        """log P(x)/Q(x), which grows with x."""
+        return _log_mix(self.up, (x - 0.5) / self.z**2) - _log_mix(self.down, (-x - 0.5) / self.z**2)
+
+    def point(self, loss: Floats) -> Floats:
+        """The x of a loss; -inf or inf where the loss is out of reach."""
+        if self.down == 0:
+            return _drawn_point(loss, self.z, self.up)
+        if self.up == 0:
+            return -_drawn_point(-loss, self.z, self.down)
+        odds = (1 - self.up) / self.up * math.exp(0.5 / self.z**2)
+        return np.asarray(self.z**2 * (loss / 2 + np.arcsinh(odds * np.sinh(loss / 2))))
+
+    def masses(self, x: Floats) -> tuple[Floats, Floats]:
+        """P and Q of the intervals between the points x."""
+        centre = _normal(x / self.z)
+        p = (1 - self.up) * centre + self.up * _normal((x - 1) / self.z) if self.up else centre
+        q = (1 - self.down) * centre + self.down * _normal((x + 1) / self.z) if self.down else centre
+        return p, q
+
+    def ends(self, low: float, high: float, tail: float) -> Floats:
+        """The x between two losses, without what P has at most `tail` of on either side."""
+        from scipy.special import ndtri
+
+        spread = -float(ndtri(tail)) * self.z
+        return np.clip([-spread, spread + (self.up > 0)], *self.point(np.array([low, high])))
+
+
+def _log_mix(share: float, log: Floats) -> Floats:
+    """log(1 - share + share e^log), accurate also where it is near zero."""
+    if share <= 0.5:
+        return np.asarray(np.log1p(share * np.expm1(log)))
+    return np.asarray(np.logaddexp(_log_rest(share), math.log(share) + log))
+
+
+def _drawn_point(loss: Floats, z: float, q: float) -> Floats:
+    """The x at which log(1 - q + q e^((x - 1/2) / z^2)) is `loss`."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(0.5 + z**2 * np.log(np.maximum(np.expm1(loss) + q, 0) / q))
+
+
+def _normal(x: Floats) -> Floats:
+    """The standard normal mass between neighbouring points, from the tail on whose side they are."""
+    from scipy.special import ndtr
+
+    tail = ndtr(-np.abs(x))
+    mass = np.abs(np.diff(tail))
+    middle = int(np.searchsorted(x, 0.0))
+    if 0 < middle < len(x):
+        mass[middle - 1] = 1 - tail[middle - 1] - tail[middle]
+    return np.asarray(mass)
+
+
+def _directions(steps: tuple[Step, ...], adjacency: str) -> list[list[Pair]]:
+    """The steps' dominating pairs, once for each direction in which neighbours can be told apart."""
+    if adjacency == "replace":
+        return [[Pair(z, q, q) for z, q, _ in steps]]
+    return [[Pair(z, q, 0.0) for z, q, _ in steps], [Pair(z, 0.0, q) for z, q, _ in steps]]
+
+
+class Sketch:
+    """The moments of the summed loss, from a few thousand points of x per step: good for planning, not a bound."""
+
+    def __init__(self, pairs: list[Pair], counts: tuple[int, ...], cap: float, tail: float) -> None:
+        self.counts = counts
+        self.losses, self.logs = [], []
+        log_finite = 0.0
+        for pair in pairs:
+            x = np.linspace(*pair.ends(-cap, cap, tail), NODES)
+            density = _log_mixture(x, pair.z, pair.up)
+            logs = density + math.log(max(x[1] - x[0], 1e-300))
+            above = _log_above(x[-1], pair)
+            logs[-1] = np.logaddexp(logs[-1], above)
+            log_finite += counts[len(self.logs)] * _log_rest(math.exp(above))
+            self.losses.append(pair.loss(x))
+            self.logs.append(logs)
+        self.most = sum(count * float(loss[-1]) for count, loss in zip(counts, self.losses))
+        self.infinite = -math.expm1(log_finite)
+
+    def cumulant(self, theta: float) -> float:
+        """log E e^(theta S) for the summed loss S under P."""
+        parts = zip(self.counts, self.losses, self.logs)
+        return sum(count * _log_sum(log + theta * loss) for count, loss, log in parts)
+
+    def moments(self, theta: float) -> tuple[float, float]:
+        """Mean and variance of S when P is tilted by e^(theta S)."""
+        mean = variance = 0.0
+        for count, loss, weight in zip(self.counts, self.losses, self._tilted(theta)):
+            centre = float(weight @ loss)
+            mean += count * centre
+            variance += count * float(weight @ (loss - centre) ** 2)
+        return mean, variance
+
+    def added_variance(self, theta: float, h: float) -> float:
+        """What moving losses to the ends of cells of width h adds to the variance of S."""
+        added = 0.0
+        for count, loss, weight in zip(self.counts, self.losses, self._tilted(theta)):
+            place = loss / h - np.floor(loss / h)
+            added += count * h * h * float(weight @ (place * (1 - place)))
+        return added
+
+    def floors(self, theta: float) -> list[float]:
+        """Losses of each step below which its tilted mass is negligible, wherever it is moved up to them."""
+        if theta == 0:
+            return [-math.inf for _ in self.counts]
+        total = math.log(sum(self.counts))
+        return [(_log_sum(log + theta * x) + 2 * LOG_TAIL - total) / theta for x, log in zip(self.losses, self.logs)]
+
+    def _tilted(self, theta: float) -> list[Floats]:
+        tilted = [log + theta * loss for loss, log in zip(self.losses, self.logs)]
+        return [np.asarray(np.exp(log - _log_sum(log))) for log in tilted]
+
+    def saddle(self, epsilon: float) -> float:
+        """The theta >= 0 whose tilt centres S at epsilon, or as near as delta's DEPTH allows, to a hundredth."""
+        low, high, epsilon = 0.0, 1.0, min(epsilon, 0.9 * self.most)
+        if self._enough(low, epsilon):
+            return low
+        while not self._enough(high, epsilon):
+            low, high = high, 4 * high
+        while high - low > 0.01 * high and high > 1e-6:
+            middle = math.sqrt(low * high) if low > 0 else high / 16
+            low, high = (low, middle) if self._enough(middle, epsilon) else (middle, high)
+        return high
+
+    def _enough(self, theta: float, epsilon: float) -> bool:
+        mean = self.moments(theta)[0]
+        return mean >= epsilon or self.cumulant(theta) - theta * mean < DEPTH
+
+    def log_delta(self, epsilon: float) -> float:
+        """Log of an upper bound of delta, by Chernoff: (1 - e^-y)_+ <= e^(theta y) theta^theta / (1 + theta)^(1 + theta)."""
+        theta = self.saddle(epsilon)
+        return self.cumulant(theta) - theta * epsilon + _log_lift(theta)
+
+    def epsilon(self, delta: float) -> float:
+        """An upper bound of epsilon in the same way, over a list of tilts."""
+        tilts = np.geomspace(1e-2, 1e6, 81)
+        return max(0.0, min((self.cumulant(t) + _log_lift(t) - math.log(delta)) / t for t in tilts))
+
+    def window(self, theta: float, epsilon: float, tail: float) -> Window:
+        """A window of S that serves the tilt theta, by Chernoff bounds on the tilted S; `tail` is a log of mass.
+
+        At most so much lies below the window, and above epsilon plus the width, from where it would wrap around to
+        losses above epsilon. Above the window itself the mass need only be small after the tilt is undone.
+        """
+        at, scale = self.cumulant(theta), 1 / math.sqrt(self.moments(theta)[1])
+        shifts = scale * np.geomspace(0.05, 60, 14)
+        above = [self.cumulant(theta + s) - at - tail for s in shifts]
+        bottom = min(epsilon, max((tail + at - self.cumulant(theta - s)) / s for s in shifts))
+        upper = min(log / s for log, s in zip(above, shifts))
+        top, exponent = min(((log + theta * epsilon) / (theta + s), theta + s) for log, s in zip(above, shifts))
+        return Window(theta, float(bottom), float(max(top, epsilon, bottom + upper - epsilon)), float(exponent))
+
+    def best_window(self, epsilon: float, delta: float) -> Window:
+        """The narrowest window among tilts up to the saddle's that keep rounding errors small next to delta."""
+        theta = self.saddle(epsilon)
+        epsilon = min(epsilon, self.moments(theta)[0]) if theta > 0 else epsilon
+        least = self.cumulant(theta) - theta * epsilon
+        room = max(0.0, math.log(1e-11 / (ROUNDOFF * (sum(self.counts) + 100))))
+        windows = []
+        for tilt in (theta, 0.7 * theta, 0.4 * theta, 0.2 * theta):
+            bound = self.cumulant(tilt) - tilt * epsilon
+            if bound <= least + room:
+                tail = min(LOG_TAIL, math.log(WRAPPED * delta) - bound)
+                windows.append(self.window(tilt, epsilon, tail))
+        return min(windows, key=lambda window: window.top - window.bottom)
+
+
+def _log_mixture(x: Floats, z: float, up: float) -> Floats:
+    """Log of the density of (1-up) N(0, z^2) + up N(1, z^2)."""
+    centre = -0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2 * math.pi))
+    return np.asarray(centre + _log_mix(up, (x - 0.5) / z**2))
+
+
+def _log_above(x: float, pair: Pair) -> float:
+    """Log of P's mass above x."""
+    from scipy.special import log_ndtr
+
+    centre = float(log_ndtr(-x / pair.z)) + _log_rest(pair.up)
+    return float(np.logaddexp(centre, math.log(pair.up) + float(log_ndtr((1 - x) / pair.z)))) if pair.up else centre
+
+
+def _log_rest(mass: float) -> float:
+    return math.log1p(-mass) if mass < 1 else -math.inf
+
+
+def _log_lift(theta: float) -> float:
+    return theta * math.log(theta) - (1 + theta) * math.log1p(theta) if theta > 0 else 0.0
+
+
+def _log_sum(logs: Floats) -> float:
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One step's loss on the grid h * i, i = first, first + 1, ...; `infinite` is the mass above it."""
+
+    h: float
+    first: int
+    mass: Floats
+    infinite: float
+
+    @classmethod
+    def of(cls, pair: Pair, h: float, low: float, high: float, tail: float) -> Grid:
+        least, most = pair.loss(pair.ends(low, high, tail))
+        first, last = math.floor(least / h), math.ceil(most / h)
+        losses = h * np.arange(first, last + 1)
+        points = np.concatenate(([-np.inf], pair.point(losses), [np.inf]))
+        p, q = pair.masses(points)
+        cell, growth = p[1:-1], np.exp(losses[:-1])
+        upper = np.clip((cell - growth * q[1:-1]) / -math.expm1(-h), 0, cell)
+        mass = np.zeros(len(losses))
+        mass[:-1] = cell - upper
+        mass[1:] += upper
+        mass[0] += p[0]
+        return cls(h, first, mass, float(p[-1]))
+
+    def tilted(self, theta: float) -> tuple[Floats, float]:
+        """The mass tilted by e^(theta x), and the log of what it was divided by."""
+        with np.errstate(divide="ignore"):
+            logs = np.log(self.mass) + theta * self.h * np.arange(self.first, self.first + len(self.mass))
+        norm = _log_sum(logs)
+        return np.asarray(np.exp(logs - norm)), norm
+
+    def folded(self, mass: Floats, length: int) -> tuple[Floats, int]:
+        """The mass without its peak, at index modulo length, both counted from the peak; and the peak's index."""
+        peak = int(np.argmax(mass))
+        start = -peak % length
+        padded = np.zeros(-(-(start + len(mass)) // length) * length)
+        padded[start : start + len(mass)] = mass
+        padded[start + peak] = 0
+        return np.asarray(padded.reshape(-1, length).sum(axis=0)), self.first + peak
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The summed loss on a window of the grid, from above: `mass` at `losses`, and `extra` of delta at any epsilon.
+
+    Rounding adds at most `noise` e^(-theta epsilon) to delta at epsilon.
+    """
+
+    losses: Floats
+    mass: Floats
+    extra: float
+    noise: float
+    theta: float
+
+    def delta(self, epsilon: float) -> float:
+        above = self.losses > epsilon
+        gaps = -np.expm1(epsilon - self.losses[above])
+        return min(1.0, self.extra + self._noise(np.array(epsilon)) + float(gaps @ self.mass[above]))
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon >= 0 with at most this delta; inf above the window.
+
+        At a grid loss x_j, delta is A_j - e^x_j B_j with A and B the sums of mass and of e^-x mass from j on. Between
+        two of them it is A_j - e^epsilon B_j with the upper one's j.
+        """
+        total = np.cumsum(self.mass[::-1])[::-1] + self.extra
+        shrunk = np.cumsum((self.mass * np.exp(-self.losses))[::-1])[::-1]
+        enough = total - np.exp(self.losses) * shrunk + self._noise(self.losses) <= delta
+        if not enough[-1]:
+            return math.inf
+        j = len(enough) - int(np.argmin(enough[::-1])) if not enough.all() else 0
+        if j == 0 or shrunk[j] <= 0:
+            return max(0.0, float(self.losses[j]))
+        room = float(total[j]) + float(self._noise(self.losses[j - 1])) - delta
+        return max(0.0, min(float(self.losses[j]), math.log(max(room, 1e-300) / float(shrunk[j]))))
+
+    def _noise(self, epsilon: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(self.noise * np.exp(-self.theta * epsilon))
+
+
+def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
+    """The sum of `counts` losses of each pair, most accurate around this epsilon and delta, an upper bound everywhere."""
+    cap, tail = epsilon + HEADROOM, TAIL * delta / sum(counts)
+    sketch = Sketch(pairs, counts, cap, tail)
+    if sketch.most < epsilon:
+        return Composed(np.array([sketch.most]), np.ones(1), sketch.infinite, 0.0, 0.0)
+    theta, bottom, top, exponent = sketch.best_window(epsilon, delta)
+    width = top - bottom
+    length = _length(sketch, theta, width, detail, max(1.0, epsilon))
+    h = width / (length - 4)
+    high = min(cap, top + max(0.0, -bottom))
+    grids = [Grid.of(pair, h, max(low, -cap), high, tail) for pair, low in zip(pairs, sketch.floors(theta))]
+    power, shift, norm, error = _power(grids, counts, theta, length)
+    begin = math.floor(bottom / h)
+    losses = h * np.arange(begin, begin + length)
+    mass = np.roll(power, (shift - begin) % length) * np.exp(np.minimum(norm - theta * losses, 600.0))
+    beyond = sum(count * grid.tilted(exponent)[1] for count, grid in zip(counts, grids)) - exponent * losses[-1]
+    infinite = -math.expm1(sum(count * _log_rest(grid.infinite) for count, grid in zip(counts, grids)))
+    entries = min(float(length), 1 / -math.expm1(-2 * theta * h)) if theta > 0 else float(length)
+    noise = error * math.sqrt(entries) * math.exp(min(norm, 600.0))
+    return Composed(losses, mass, infinite + math.exp(min(0.0, beyond)), noise, theta)
+
+
+def _length(sketch: Sketch, theta: float, width: float, detail: Detail, unit: float) -> int:
+    """The shortest FFT whose cells are fine enough, or the longest that is allowed; cells are measured in `unit`."""
+    length = 1 << 10
+    variance = detail.variance * sketch.moments(theta)[1]
+    while length < detail.length and sketch.added_variance(theta, width / length) > variance:
+        length *= 2
+    while width / (length - 4) > detail.width * unit:
+        length *= 2
+    return length
+
+
+def _power(grids: list[Grid], counts: tuple[int, ...], theta: float, length: int) -> tuple[Floats, int, float, float]:
+    """The tilted pmf of the sum modulo `length`, its shift, the log of its divisor, and its rounding error in L2 norm.
+
+    A step's transform f is 1 + the transform of what is not at the pmf's peak, of mass r, minus r: it errs by 4 u
+    log2(length) r in every frequency, u the unit roundoff, and so does its logarithm, phase included. With g the
+    product of the powers f^T, its error is thus at most 4 u log2(length) T r |g|^((T-1)/T), which the mean over the
+    frequencies turns into the L2 norm of the pmf's error (Parseval, Jensen); the transform back adds 4 u log2(length).
+    """
+    product, shift, norm, weight = np.ones(length // 2 + 1, dtype=np.complex128), 0, 0.0, 1.0
+    for count, grid in zip(counts, grids):
+        mass, divisor = grid.tilted(theta)
+        rest, peak = grid.folded(mass, length)
+        spectrum = np.fft.rfft(rest)
+        shift, norm, weight = shift + count * peak, norm + count * divisor, weight + count * spectrum[0].real
+        product *= _exp_power(spectrum - spectrum[0].real, count)
+    square = float(np.mean(product.real**2 + product.imag**2))
+    error = 4 * ROUNDOFF * math.log2(length) * weight * square ** (0.5 - 0.5 / min(counts))
+    return np.maximum(np.fft.irfft(product, length), 0), shift, norm, error
+
+
+def _exp_power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
+    """(1 + base)^count, accurate also for small base, and zero below e^-100."""
+    with np.errstate(divide="ignore"):
+        log = 0.5 * np.log1p(np.maximum(2 * base.real + base.real**2 + base.imag**2, -1))
+    alive = count * log > -100
+    power = np.zeros_like(base)
+    phase = count * np.arctan2(base.imag[alive], 1 + base.real[alive])
+    size = np.exp(count * log[alive])
+    power.real[alive] = size * np.cos(phase)
+    power.imag[alive] = size * np.sin(phase)
+    return power
+
+
+@lru_cache(maxsize=256)
+def delta(steps: tuple[Step, ...], adjacency: str, epsilon: float) -> float:
+    """An upper bound of the delta that the composed steps have at epsilon; below LEAST_DELTA only LEAST_DELTA."""
+    counts = tuple(step.count for step in steps)
+    return max(_direction_delta(pairs, counts, epsilon) for pairs in _directions(steps, adjacency))
+
+
+def _direction_delta(pairs: list[Pair], counts: tuple[int, ...], epsilon: float) -> float:
+    """Delta of one direction: its order of magnitude on the coarse grid, then its value on the fine one."""
+    scale, best = 1.0, 0.0
+    while best < scale / 10 and scale > LEAST_DELTA:
+        scale = max(scale / 1e6, LEAST_DELTA)
+        best = _compose(pairs, counts, epsilon, scale, COARSE).delta(epsilon)
+    return max(LEAST_DELTA, _compose(pairs, counts, epsilon, scale, FINE).delta(epsilon))
+
+
+@lru_cache(maxsize=256)
+def epsilon(steps: tuple[Step, ...], adjacency: str, delta: float) -> float:
+    """An upper bound of the epsilon that the composed steps have at delta."""
+    counts = tuple(step.count for step in steps)
+    return max(_direction_epsilon(pairs, counts, delta) for pairs in _directions(steps, adjacency))
+
+
+def _direction_epsilon(pairs: list[Pair], counts: tuple[int, ...], delta: float) -> float:
+    """Epsilon of one direction: a Chernoff bound, sharpened on the coarse grid and then on the fine one."""
+    best = Sketch(pairs, counts, MOST_LOSS, TAIL * delta / sum(counts)).epsilon(delta)
+    for detail in (COARSE, COARSE, FINE):
+        best = min(best, _compose(pairs, counts, best, delta, detail).epsilon(delta))
+    return best
+
+
+MARGIN = 1e-4
+"""Calibration aims at an epsilon this share below the target, give or take as much ..."""
+
+SLACK = 3e-4
+"""... and at a delta this share below, where delta hardly depends on epsilon."""
+
+MOST_TRIES = 8
+
+
+@lru_cache(maxsize=256)
+def multiplier(epsilon: float, delta: float, probability: float, count: int, adjacency: str) -> float:
+    """The smallest noise multiplier of `count` steps that are (epsilon, delta)-DP together, to a few parts in 10^4.
+
+    The search goes by log(-log delta) at the target epsilon as a function of log z, which is nearly straight: Chernoff
+    bounds give a start, the coarse grid a slope, and a few evaluations on the fine grid the result.
+    """
+    search = Search(epsilon, delta, probability, count, adjacency)
+    return search.fine(*search.coarse(search.start()))
+
+
+@dataclass(frozen=True)
+class Search:
+    """The state of a calibration: what is asked for. Points are log z."""
+
+    epsilon: float
+    delta: float
+    probability: float
+    count: int
+    adjacency: str
+
+    @property
+    def goal(self) -> float:
+        return math.log(-math.log(self.delta))
+
+    def directions(self, point: float) -> list[list[Pair]]:
+        return _directions((Step(math.exp(point), self.probability, self.count),), self.adjacency)
+
+    def start(self) -> float:
+        """The point at which Chernoff bounds promise the delta, to a hundredth."""
+        drawn = -math.expm1(self.count * math.log1p(-self.probability)) if self.probability < 1 else 1.0
+        low, high = math.log(LEAST_MULTIPLIER), 1.0
+        if self.delta >= drawn or self._chernoff(low) <= math.log(self.delta):
+            raise BismarckError(
+                f"delta {self.delta:g} is no less than the chance {drawn:g} that a row is drawn at all",
+                "almost no noise would do for it: use a smaller delta",
+            )
+        while self._chernoff(high) > math.log(self.delta):
+            low, high = high, high + 2
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._chernoff(middle) <= math.log(self.delta) else (middle, high)
+        return high
+
+    def _chernoff(self, point: float) -> float:
+        cap, tail = self.epsilon + HEADROOM, TAIL * self.delta / self.count
+        return max(Sketch(pairs, (self.count,), cap, tail).log_delta(self.epsilon) for pairs in self.directions(point))
+
+    def coarse(self, point: float) -> tuple[float, float, list[int]]:
+        """The point that the coarse grid finds, the slope there, and the directions by falling delta."""
+        slope, last = 2.0, (point, self.goal)
+        for _ in range(MOST_TRIES):
+            deltas = [self._delta(self._compose(pairs, COARSE), 1.0) for pairs in self.directions(point)]
+            height = _height(max(deltas))
+            slope = _slope(last, (point, height), slope)
+            last, point = (point, height), point + _move(self.goal - height, slope)
+            if abs(self.goal - height) < 1e-3:
+                break
+        return point, slope, sorted(range(len(deltas)), key=lambda i: -deltas[i])
+
+    def fine(self, point: float, slope: float, order: list[int]) -> float:
+        """The multiplier that the fine grid finds: in the worst direction, and then checked in the other one."""
+        last, wanted = (point, self.goal), order[:1]
+        low, high = -math.inf, math.inf
+        for _ in range(MOST_TRIES):
+            composed = [self._compose(self.directions(point)[i], FINE) for i in wanted]
+            if self._safe(composed) and self._tight(composed):
+                rest = [self.directions(point)[i] for i in order if i not in wanted]
+                if self._safe([self._compose(pairs, FINE) for pairs in rest]):
+                    return math.exp(point)
+                wanted = order
+                continue
+            height = _height(max(self._delta(one, 1.0) for one in composed))
+            low, high = (max(low, point), high) if height < self.goal else (low, min(high, point))
+            slope = _slope(last, (point, height), slope)
+            last, point = (point, height), point + _move(self.goal - height, slope)
+            point = point if low < point < high else (low + high) / 2
+        raise ArithmeticError(f"no multiplier found for epsilon {self.epsilon} and delta {self.delta}")
+
+    def _delta(self, composed: Composed, share: float) -> float:
+        """Delta with a share of the margins."""
+        shrunk = self.epsilon * (1 - share * MARGIN)
+        return max(composed.delta(shrunk), composed.delta(self.epsilon) * (1 + share * SLACK))
+
+    def _safe(self, composed: list[Composed]) -> bool:
+        return all(self._delta(one, 0.2) <= self.delta for one in composed)
+
+    def _tight(self, composed: list[Composed]) -> bool:
+        return any(self._delta(one, 2.0) > self.delta for one in composed)
+
+    def _compose(self, pairs: list[Pair], detail: Detail) -> Composed:
+        return _compose(pairs, (self.count,), self.epsilon, self.delta, detail)
+
+
+def _height(delta: float) -> float:
+    """log(-log delta), finite."""
+    return math.log(-math.log(min(max(delta, 1e-300), 1 - 1e-9)))
+
+
+def _slope(last: tuple[float, float], this: tuple[float, float], default: float) -> float:
+    """The slope between two points if it says anything."""
+    run, rise = this[0] - last[0], this[1] - last[1]
+    return rise / run if run != 0 and rise / run > 0.1 else default
+
+
+def _move(rise: float, slope: float) -> float:
+    return min(max(rise / slope, -0.5), 0.5)
