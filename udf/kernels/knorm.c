@@ -129,16 +129,16 @@ radius(DpRandom *r, int d)
 void
 dp_knorm_noise(DpRandom *r, double scale, DpWide *noise, int d)
 {
-    DpWide factor;
+    DpWide norm = wide_mul_double(radius(r, d), scale);
 
-    if (d == 1) {
-        noise[0] = wide_mul_double(radius(r, 1), dp_random_u32(r) & 1 ? -scale : scale);
-        return;
+    if (d == 1)
+        noise[0] = dp_random_u32(r) & 1 ? (DpWide){-norm.hi, -norm.lo} : norm;
+    else {
+        DpWide factor = wide_div(norm, direction(r, noise, d));
+
+        for (int j = 0; j < d; j++)
+            noise[j] = wide_mul(noise[j], factor);
     }
-    factor = direction(r, noise, d);
-    factor = wide_div(wide_mul_double(radius(r, d), scale), factor);
-    for (int j = 0; j < d; j++)
-        noise[j] = wide_mul(noise[j], factor);
 }
 
 /* w in grid steps is cut into a whole number and a fraction, both exactly; only the fraction meets the noise. */

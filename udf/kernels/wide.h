@@ -1,10 +1,11 @@
 /*
  * wide.h: numbers of twice a double's precision, as an unevaluated sum hi + lo with hi the nearest double.
  *
- * Every operation has a relative error of at most 16 u^2 = 2^-102 (u = 2^-53) while nothing over- or underflows: sums
- * 3 u^2 and 2 u^2, product 7 u^2, quotient 15 u^2 (Joldes, Muller and Popescu 2017, algorithms 6, 4, 10 and 17, with
- * slack), square root 7 u^2 (below). Scaling by a power of two is exact. The products' errors come from Dekker's
- * splitting, not from a fused multiply-add, so that the same bits come out on every machine.
+ * Every operation has a relative error of at most 16 u^2 = 2^-102 (u = 2^-53) while nothing over- or underflows: by
+ * Joldes, Muller and Popescu (2017) sums have 3.1 u^2 (their algorithm 6) or, with a double, 2 u^2 (4), products 7 u^2
+ * (10) or 1.6 u^2 (7), quotients 15.1 u^2 (17); square roots have 7 u^2 (below). Scaling by a power of two is exact.
+ * The products' errors come from Dekker's splitting, not from a fused multiply-add, so that the same bits come out on
+ * every machine.
  */
 #ifndef BISMARCK_DP_WIDE_H
 #define BISMARCK_DP_WIDE_H
