@@ -39,7 +39,8 @@ def test_a_stored_event_costs_what_the_model_claims(
     cost = epsilon_of(event, delta, adjacency).epsilon
     assert cost == pytest.approx(epsilon, rel=1e-3)
     assert cost <= epsilon * (1 + 1e-6)
-    theirs = pld.PLDAccountant().compose(stored.to_dp_event()).get_epsilon(delta)
+    # At delta = 0 the library's truncated distributions have no answer.
+    theirs = pld.PLDAccountant().compose(stored.to_dp_event()).get_epsilon(delta or 1e-12)
     assert theirs == pytest.approx(epsilon, rel=1e-3)
 
 
