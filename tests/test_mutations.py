@@ -12,10 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from bismarck_dp.controller.embedded import _pg_config
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -89,48 +92,48 @@ MUTATIONS = [
 ]
 
 
+NOTHING = Mutation(
+    "nothing", "udf/pack.c", "pack.c: one pass", "pack.c: a single pass", "test_audit.py::test_the_batched_claim_holds"
+)
+
+
 def mutated(mutation: Mutation, home: Path) -> tuple[Path, Path]:
-    """A package and a compiled extension with the mutation in them, where any user may read them."""
-    source = home / "source"
-    source.mkdir(parents=True)
+    """A package and a compiled extension with the mutation in them."""
+    source, extension = home / "source", home / "extension"
     for part in ("bismarck_dp", "controller", "udf", "sql"):
         shutil.copytree(ROOT / part, source / part, symlinks=True)
     target = source / mutation.file
     text = target.read_text()
     assert text.count(mutation.old) == 1, f"{mutation.file} has changed: the mutation no longer fits"
     target.write_text(text.replace(mutation.old, mutation.new))
-    extension = home / "extension"
-    subprocess.run(["make", "-s", "-C", source / "udf", *pg_config(), "stage", f"STAGE={extension}"], check=True)
+    build = ["make", "-s", "-C", str(source / "udf"), f"PG_CONFIG={_pg_config()}", "stage", f"STAGE={extension}"]
+    subprocess.run(build, check=True)
     return source, extension
 
 
-def pg_config() -> list[str]:
-    """The Makefile's choice of PostgreSQL."""
-    made = subprocess.run(["make", "-pn", "-C", str(ROOT), "env"], capture_output=True, text=True).stdout
-    found = re.search(r"^PG_CONFIG [?:]?= (.*)$", made, re.MULTILINE)
-    return [] if found is None or "$" in found.group(1) else [f"PG_CONFIG={found.group(1)}"]
+def run_on(mutation: Mutation) -> subprocess.CompletedProcess[str]:
+    """The named test on the mutated copy, which the server's user must be able to read."""
+    home = Path(tempfile.mkdtemp(prefix="bdp_mutant_", dir="/tmp"))
+    try:
+        source, extension = mutated(mutation, home)
+        subprocess.run(["chmod", "-R", "a+rX", str(home)], check=True)
+        env = {**os.environ, "PYTHONPATH": str(source), "BISMARCK_DP_TEST_EXTENSION": str(extension)}
+        pytest_of_ours = str(Path(sys.executable).with_name("pytest"))
+        command = [pytest_of_ours, "-x", "-q", "-p", "no:cacheprovider", f"tests/{mutation.test}"]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mutation_makes_a_named_test_fail(mutation: Mutation) -> None:
-    home = Path("/tmp") / f"bdp_mutant_{os.getpid()}"
-    try:
-        source, extension = mutated(mutation, home)
-        for path in [home, *home.rglob("*")]:
-            path.chmod(path.stat().st_mode | 0o055 if path.is_dir() else path.stat().st_mode | 0o044)
-        env = {**os.environ, "PYTHONPATH": str(source), "BISMARCK_DP_TEST_EXTENSION": str(extension)}
-        command = [
-            str(Path(sys.executable).with_name("pytest")),
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"tests/{mutation.test}",
-        ]
-        run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    run = run_on(mutation)
     assert run.returncode == 1, run.stdout + run.stderr
     assert re.search(r"^E +(AssertionError|assert )", run.stdout, re.MULTILINE), run.stdout
     assert "1 failed" in run.stdout, run.stdout
     assert "error" not in run.stdout.splitlines()[-1], run.stdout
+
+
+def test_a_copy_without_a_mistake_passes() -> None:
+    run = run_on(NOTHING)
+    assert run.returncode == 0, run.stdout + run.stderr
