@@ -229,7 +229,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The smallest epsilon of a Gaussian with this sigma / Delta at delta, from above: the same formula, the other way."""
+    """The smallest epsilon of a Gaussian with this sigma / Delta at delta, from above, by the same formula."""
     mu = 1 / multiplier
     if delta <= 0:
         return math.inf

@@ -74,7 +74,8 @@ DEPTH = -60.0
 ROUNDOFF = 2.0**-53
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Step:
     """`count` steps with noise `multiplier` times the clip norm, each drawing rows with `probability`."""
 
     multiplier: float
@@ -167,8 +168,11 @@ def _normal(x: Floats) -> Floats:
 def _directions(steps: tuple[Step, ...], adjacency: str) -> list[list[Pair]]:
     """The steps' dominating pairs, once for each direction in which neighbours can be told apart."""
     if adjacency == "replace":
-        return [[Pair(z, q, q) for z, q, _ in steps]]
-    return [[Pair(z, q, 0.0) for z, q, _ in steps], [Pair(z, 0.0, q) for z, q, _ in steps]]
+        return [[Pair(step.multiplier, step.probability, step.probability) for step in steps]]
+    return [
+        [Pair(step.multiplier, step.probability, 0.0) for step in steps],
+        [Pair(step.multiplier, 0.0, step.probability) for step in steps],
+    ]
 
 
 class Sketch:
@@ -176,10 +180,12 @@ class Sketch:
 
     def __init__(self, pairs: list[Pair], counts: tuple[int, ...], cap: float, tail: float) -> None:
         self.counts = counts
-        self.losses, self.logs = [], []
+        self.losses: list[Floats] = []
+        self.logs: list[Floats] = []
         log_finite = 0.0
         for pair in pairs:
-            x = np.linspace(*pair.ends(-cap, cap, tail), NODES)
+            low, high = pair.ends(-cap, cap, tail)
+            x = np.linspace(low, high, NODES)
             density = _log_mixture(x, pair.z, pair.up)
             logs = density + math.log(max(x[1] - x[0], 1e-300))
             above = _log_above(x[-1], pair)
@@ -240,25 +246,26 @@ class Sketch:
         return mean >= epsilon or self.cumulant(theta) - theta * mean < DEPTH
 
     def log_delta(self, epsilon: float) -> float:
-        """Log of an upper bound of delta, by Chernoff: (1 - e^-y)_+ <= e^(theta y) theta^theta / (1 + theta)^(1 + theta)."""
+        """Log of an upper bound of delta, by Chernoff: (1 - e^-y)_+ <= e^(t y) t^t / (1 + t)^(1 + t) for t >= 0."""
         theta = self.saddle(epsilon)
         return self.cumulant(theta) - theta * epsilon + _log_lift(theta)
 
     def epsilon(self, delta: float) -> float:
         """An upper bound of epsilon in the same way, over a list of tilts."""
-        tilts = np.geomspace(1e-2, 1e6, 81)
+        tilts: list[float] = np.geomspace(1e-2, 1e6, 81).tolist()
         return max(0.0, min((self.cumulant(t) + _log_lift(t) - math.log(delta)) / t for t in tilts))
 
     def window(self, theta: float, epsilon: float, tail: float) -> Window:
         """A window of S that serves the tilt theta, by Chernoff bounds on the tilted S; `tail` is a log of mass.
 
         At most so much lies below the window, and above epsilon plus the width, from where it would wrap around to
-        losses above epsilon. Above the window itself the mass need only be small after the tilt is undone.
+        losses above epsilon. Above the window itself the mass need only be small after the tilt is undone. Untilting by
+        1 + theta always helps, since E e^-S <= 1.
         """
         at, scale = self.cumulant(theta), 1 / math.sqrt(self.moments(theta)[1])
         shifts = scale * np.geomspace(0.05, 60, 14)
         above = [self.cumulant(theta + s) - at - tail for s in shifts]
-        bottom = min(epsilon, max((tail + at - self.cumulant(theta - s)) / s for s in shifts))
+        bottom = min(epsilon, max((tail + at - self.cumulant(theta - s)) / s for s in [*shifts, 1 + theta]))
         upper = min(log / s for log, s in zip(above, shifts))
         top, exponent = min(((log + theta * epsilon) / (theta + s), theta + s) for log, s in zip(above, shifts))
         return Window(theta, float(bottom), float(max(top, epsilon, bottom + upper - epsilon)), float(exponent))
@@ -362,7 +369,11 @@ class Composed:
     def delta(self, epsilon: float) -> float:
         above = self.losses > epsilon
         gaps = -np.expm1(epsilon - self.losses[above])
-        return min(1.0, self.extra + self._noise(np.array(epsilon)) + float(gaps @ self.mass[above]))
+        return min(1.0, self.extra + self.rounding(epsilon) + float(gaps @ self.mass[above]))
+
+    def rounding(self, epsilon: float) -> float:
+        """What of that delta is there for rounding errors."""
+        return self.noise * math.exp(min(-self.theta * epsilon, 600.0))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 with at most this delta; inf above the window.
@@ -372,22 +383,19 @@ class Composed:
         """
         total = np.cumsum(self.mass[::-1])[::-1] + self.extra
         shrunk = np.cumsum((self.mass * np.exp(-self.losses))[::-1])[::-1]
-        enough = total - np.exp(self.losses) * shrunk + self._noise(self.losses) <= delta
+        noise = self.noise * np.exp(np.minimum(-self.theta * self.losses, 600.0))
+        enough = total - np.exp(self.losses) * shrunk + noise <= delta
         if not enough[-1]:
             return math.inf
         j = len(enough) - int(np.argmin(enough[::-1])) if not enough.all() else 0
         if j == 0 or shrunk[j] <= 0:
             return max(0.0, float(self.losses[j]))
-        room = float(total[j]) + float(self._noise(self.losses[j - 1])) - delta
+        room = float(total[j] + noise[j - 1]) - delta
         return max(0.0, min(float(self.losses[j]), math.log(max(room, 1e-300) / float(shrunk[j]))))
-
-    def _noise(self, epsilon: Floats) -> Floats:
-        with np.errstate(over="ignore"):
-            return np.asarray(self.noise * np.exp(-self.theta * epsilon))
 
 
 def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
-    """The sum of `counts` losses of each pair, most accurate around this epsilon and delta, an upper bound everywhere."""
+    """The sum of `counts` losses of each pair: an upper bound, and close around this epsilon and delta."""
     cap, tail = epsilon + HEADROOM, TAIL * delta / sum(counts)
     sketch = Sketch(pairs, counts, cap, tail)
     if sketch.most < epsilon:
@@ -400,7 +408,7 @@ def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: 
     grids = [Grid.of(pair, h, max(low, -cap), high, tail) for pair, low in zip(pairs, sketch.floors(theta))]
     power, shift, norm, error = _power(grids, counts, theta, length)
     begin = math.floor(bottom / h)
-    losses = h * np.arange(begin, begin + length)
+    losses = h * np.arange(begin, begin + length, dtype=np.float64)
     mass = np.roll(power, (shift - begin) % length) * np.exp(np.minimum(norm - theta * losses, 600.0))
     beyond = sum(count * grid.tilted(exponent)[1] for count, grid in zip(counts, grids)) - exponent * losses[-1]
     infinite = -math.expm1(sum(count * _log_rest(grid.infinite) for count, grid in zip(counts, grids)))
@@ -415,7 +423,7 @@ def _length(sketch: Sketch, theta: float, width: float, detail: Detail, unit: fl
     variance = detail.variance * sketch.moments(theta)[1]
     while length < detail.length and sketch.added_variance(theta, width / length) > variance:
         length *= 2
-    while width / (length - 4) > detail.width * unit:
+    while length < detail.length and width / (length - 4) > detail.width * unit:
         length *= 2
     return length
 
@@ -435,6 +443,9 @@ def _power(grids: list[Grid], counts: tuple[int, ...], theta: float, length: int
         spectrum = np.fft.rfft(rest)
         shift, norm, weight = shift + count * peak, norm + count * divisor, weight + count * spectrum[0].real
         product *= _exp_power(spectrum - spectrum[0].real, count)
+    if counts == (1,):
+        rest[0] += 1 - rest.sum()
+        return rest, shift, norm, 0.0
     square = float(np.mean(product.real**2 + product.imag**2))
     error = 4 * ROUNDOFF * math.log2(length) * weight * square ** (0.5 - 0.5 / min(counts))
     return np.maximum(np.fft.irfft(product, length), 0), shift, norm, error
@@ -477,20 +488,21 @@ def epsilon(steps: tuple[Step, ...], adjacency: str, delta: float) -> float:
 
 
 def _direction_epsilon(pairs: list[Pair], counts: tuple[int, ...], delta: float) -> float:
-    """Epsilon of one direction: a Chernoff bound, sharpened on the coarse grid and then on the fine one."""
+    """Epsilon of one direction: a Chernoff bound, sharpened on the coarse grid, and on the fine one until it stays."""
     best = Sketch(pairs, counts, MOST_LOSS, TAIL * delta / sum(counts)).epsilon(delta)
-    for detail in (COARSE, COARSE, FINE):
-        best = min(best, _compose(pairs, counts, best, delta, detail).epsilon(delta))
+    for detail in (COARSE, COARSE, FINE, FINE, FINE):
+        last, best = best, min(best, _compose(pairs, counts, best, delta, detail).epsilon(delta))
+        if detail is FINE and best >= 0.99 * last:
+            break
     return best
 
 
 MARGIN = 1e-4
-"""Calibration aims at an epsilon this share below the target, give or take as much ..."""
+"""Calibration aims at an epsilon this share below the target, give or take as much, and at a delta below the target by
+once more what is there for rounding.
+"""
 
-SLACK = 3e-4
-"""... and at a delta this share below, where delta hardly depends on epsilon."""
-
-MOST_TRIES = 8
+MOST_TRIES = 12
 
 
 @lru_cache(maxsize=256)
@@ -575,7 +587,7 @@ class Search:
     def _delta(self, composed: Composed, share: float) -> float:
         """Delta with a share of the margins."""
         shrunk = self.epsilon * (1 - share * MARGIN)
-        return max(composed.delta(shrunk), composed.delta(self.epsilon) * (1 + share * SLACK))
+        return max(composed.delta(shrunk), composed.delta(self.epsilon) + share * composed.rounding(self.epsilon))
 
     def _safe(self, composed: list[Composed]) -> bool:
         return all(self._delta(one, 0.2) <= self.delta for one in composed)
