@@ -150,11 +150,12 @@ def _quarter(x: npt.NDArray[np.uint32], a: int, b: int, c: int, d: int) -> None:
 
 def gaussians(words: npt.NDArray[np.uint32], sigma: float) -> Array:
     """Box and Muller on whole groups of sixteen blocks of key stream, 128 numbers from each: first the groups' 64
-    cosines, then their sines.
+    cosines, then their sines. Pairs whose radius is drawn again, from words behind the group, are NaN.
     """
     parts = words.reshape(-1, 16, 4, 4).transpose(2, 0, 3, 1).reshape(4, -1, 64)
     low, high, turn, place = parts.astype(np.float64)
-    radius = sigma * np.sqrt(-2 * np.log(high / 2**32 + (low + 0.5) / 2**64))
+    rare = (high < 2**8) | (high >= 2**32 - 2**8)
+    radius = sigma * np.where(rare, np.nan, np.sqrt(-2 * np.log(high / 2**32 + (low + 0.5) / 2**64)))
     signed = np.where(place < 2**31, place, place - 2**32)
     angle = np.pi / 2 * (signed / 2**32 + (turn - turn % 4 + 2) / 2**64)
     angle = np.where(parts[2] & 1, np.pi / 2 - angle, angle) + np.where(parts[2] & 2, np.pi, 0.0)

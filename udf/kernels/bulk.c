@@ -6,29 +6,43 @@
  *
  *   key stream   sixteen blocks side by side, one per lane; word for word the stream of random.c. A generator may serve
  *                single and bulk draws by turns: both take the next unused blocks, so nothing is ever given out twice.
- *   Gaussians    Box and Muller: radius sqrt(-2 ln u), angle uniform on the circle, each from 64 bits of its own. One
- *                group of sixteen blocks makes 128 numbers. Division and square root are IEEE's, the rest is
- *                polynomials in a fixed order; no branch and no table depends on a random number.
+ *   Gaussians    Box and Muller: radius R = sqrt(-2 ln u), angle uniform on the circle, each from 64 bits of its own.
+ *                One group of sixteen blocks makes 128 numbers. Division and square root are IEEE's, the rest is
+ *                polynomials in a fixed order. No table depends on a random number; one branch does:
+ *   rare pairs   u below 2^-24 or above 1 - 2^-24, where 64 bits, or a double's 53, are too coarse for R. That is one
+ *                pair in 2^23, in one group of 2^17. Its radius is drawn again, given on which side u lies, from words
+ *                that are taken after the group's blocks.
  *
- * How close the numbers come to N(0, sigma^2):
+ * How close a pair comes to the normal one, in units of sigma (a double between 2^-900 and 2^900):
  *
- *   - Given its 128 bits (u rounded to a double), each number is within 2^-49 of the exact transform, relatively: fewer
- *     than 11 roundings of 2^-53 add up; 5 of them is the most that was seen.
- *   - u lies in the middle of one of 2^64 cells: no number is larger than sqrt(130 ln 2) sigma = 9.4926 sigma, and the
- *     tail that is cut off holds 2^-65 = 2.7e-20 of the mass: the total-variation distance, per pair, between the
- *     normal pair and the normal pair inside that circle.
- *   - An exact normal pair, drawn from real uniforms in the same cells, lies within 2^-43 sigma of the pair delivered
- *     except with probability 2^-20, and within 2^-36 sigma except with probability 2^-30. Cells are coarse, compared
- *     with what is made of them, only near u = 0 (the tail) and near u = 1 (where u has a double's 53 bits; radius 0
- *     has probability 2^-54).
- *   - Signs are exact: negating a pair takes one bit that serves nothing else.
+ *   An exact normal pair, made of real numbers in the same cells, lies within 2^-42 of the pair delivered, unless it is
+ *   longer than 64. That has probability e^-2048 < 2^-2900.
+ *
+ * Why: rounding, angle and radius add up.
+ *
+ *   - Rounding. Given the middles of its cells, u's as a double, each number is within 2^-49 of the exact transform,
+ *     relatively: fewer than 11 roundings of 2^-53 add up; 5 of them is the most that was seen. For the pair that is
+ *     2^-49 R: 2^-46.4 for an ordinary one, 2^-43 for any.
+ *   - Angle. A quarter of the circle has 2^62 cells: less than 2^-62 R.
+ *   - Radius, u ordinary. |dR/du| = 1/(u R), and u R has no minimum but at the ends of a range. Up to u = 1/2 it is at
+ *     least 2^-21.48, and the double is off by at most half a cell, 2^-65, and 2^-53 u: |dR| < 2^-43.5. From 1/2 on it
+ *     is at least 2^-11.51, and the double is off by at most 2^-65 + 2^-54: |dR| < 2^-42.48. With rounding and angle
+ *     both stay below 2^-42.4.
+ *   - Radius, u < 2^-24. Then -ln u = 24 ln 2 + E, and E is exponential. The one that dp_exponential gives is cut off
+ *     after 256 binary places: 2^-258. The rest is rounding.
+ *   - Radius, u > 1 - 2^-24. Then 1 - u = 2^-24 V, and V is uniform, from 64 fresh bits. R is 2^-11.5 sqrt(V), but for
+ *     2^-25 of it, and square roots of numbers 2^-65 apart differ by at most 2^-32.5: 2^-43.9, also for the smallest V.
+ *
+ * No tail is cut off: E has no largest value. The three kinds of u have exactly their probabilities. Signs are exact:
+ * negating a pair takes one bit that serves nothing else. All this takes the key stream for random bits.
  *
  * What that cannot promise: doubles are not real numbers. Which doubles can come out depends on sigma, and on what the
  * noise is added to; the low bits of a sum can tell two data sets apart (Mironov 2012). So this noise is only for
  * numbers that stay in the server and are followed by an exact release on a grid (noise.c). It is never released
  * itself.
  *
- * Buffers that held key stream are wiped; registers, and what the compiler spills of them, are not.
+ * Buffers that held key stream are wiped; registers, what the compiler spills of them, and the few words of a rare pair
+ * are not.
  */
 #include "kernels.h"
 
@@ -40,6 +54,7 @@
 #define GROUP_PAIRS (GROUP_WORDS / 4)
 #define GROUP_NUMBERS (2 * GROUP_PAIRS)
 #define GROUPS_PER_PULSE 1024
+#define RARE 256u /* of the 2^32 high words of u, at each end: 2^-24 of them */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -237,11 +252,11 @@ cosine(double z)
     return 1.0 + z * polynomial(c, z);
 }
 
-/* Radius: the middle of a 64-bit cell, so never ln 0. */
+/* The middle of one of the 2^64 cells of [0, 1], times 2^64; never 0. */
 INLINE double
-radius_from(uint32_t high, uint32_t low)
+middle(uint32_t high, uint32_t low)
 {
-    return sqrt(minus_two_log((double)high * 0x1p32 + ((double)low + 0.5)));
+    return (double)high * 0x1p32 + ((double)low + 0.5);
 }
 
 /*
@@ -249,20 +264,77 @@ radius_from(uint32_t high, uint32_t low)
  * of the circle (swap the coordinates, negate both) and 62 that place the point on it: f, between -1/2 and 1/2, never
  * 0.
  */
+INLINE void
+put_pair(const uint32_t *restrict words, int j, double radius, double *restrict out)
+{
+    uint32_t low = words[j + 2 * GROUP_PAIRS], high = words[j + 3 * GROUP_PAIRS];
+    double f = (int32_t)high * 0x1p-32 + ((low & ~3u) + 2) * 0x1p-64, z = f * f;
+    uint64_t x = bits_of(cosine(z)), y = bits_of(sine(f, z)), turn = low;
+    uint64_t swap = (x ^ y) & (0 - (turn & 1));
+
+    radius = double_of(bits_of(radius) ^ (turn & 2) << 62);
+    out[j] = radius * double_of(x ^ swap);
+    out[j + GROUP_PAIRS] = radius * double_of(y ^ swap);
+}
+
 DP_VECTORISED static void
 box_muller(const uint32_t *restrict words, double sigma, double *restrict out)
 {
     for (int j = 0; j < GROUP_PAIRS; j++) {
-        uint32_t low = words[j + 2 * GROUP_PAIRS], high = words[j + 3 * GROUP_PAIRS];
-        double f = (int32_t)high * 0x1p-32 + ((low & ~3u) + 2) * 0x1p-64, z = f * f;
-        double radius = sigma * radius_from(words[j + GROUP_PAIRS], words[j]);
-        uint64_t x = bits_of(cosine(z)), y = bits_of(sine(f, z)), turn = low;
-        uint64_t swap = (x ^ y) & (0 - (turn & 1));
+        double radius = sqrt(minus_two_log(middle(words[j + GROUP_PAIRS], words[j])));
 
-        radius = double_of(bits_of(radius) ^ (turn & 2) << 62);
-        out[j] = radius * double_of(x ^ swap);
-        out[j + GROUP_PAIRS] = radius * double_of(y ^ swap);
+        put_pair(words, j, sigma * radius, out);
     }
+}
+
+/* u's high word is one of the first or of the last. */
+INLINE bool
+is_rare(const uint32_t *words, int j)
+{
+    return (uint32_t)(words[j + GROUP_PAIRS] + RARE) < 2 * RARE;
+}
+
+DP_VECTORISED static bool
+has_rare_pair(const uint32_t *words)
+{
+    uint32_t found = 0;
+
+    for (int j = 0; j < GROUP_PAIRS; j++)
+        found |= is_rare(words, j);
+    return found;
+}
+
+/* Given u < 2^-24: sqrt(2 (24 ln 2 + E)). */
+static double
+radius_of_tail(DpRandom *r)
+{
+    return sqrt(33.27106466687737 + 2.0 * dp_exponential(r).hi);
+}
+
+/* Given u > 1 - 2^-24: sqrt(-2 ln(1 - v)), v uniform below 2^-24; what the series leaves out is 2^-74 of it. */
+static double
+radius_of_centre(DpRandom *r)
+{
+    uint64_t bits = dp_random_u64(r);
+    double v = 0x1p-88 * middle((uint32_t)(bits >> 32), (uint32_t)bits);
+
+    return sqrt(v * (2.0 + v * (1.0 + v * (2.0 / 3.0))));
+}
+
+/* A pulse may leave for good, and there are words to wipe: it has to wait. */
+static void
+redo_rare_pairs(DpRandom *r, const uint32_t *words, double sigma, double *out)
+{
+    void (*pulse)(void) = r->pulse;
+
+    r->pulse = NULL;
+    for (int j = 0; j < GROUP_PAIRS; j++)
+        if (is_rare(words, j)) {
+            double radius = words[j + GROUP_PAIRS] < RARE ? radius_of_tail(r) : radius_of_centre(r);
+
+            put_pair(words, j, sigma * radius, out);
+        }
+    r->pulse = pulse;
 }
 
 static void
@@ -273,6 +345,8 @@ gaussians_without_pulse(DpRandom *r, double sigma, double *out, size_t groups)
     for (; groups > 0; groups--, out += GROUP_NUMBERS) {
         take_blocks(r, words, LANES);
         box_muller(words, sigma, out);
+        if (has_rare_pair(words))
+            redo_rare_pairs(r, words, sigma, out);
     }
     wipe(words, sizeof(words));
 }

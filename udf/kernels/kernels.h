@@ -169,7 +169,10 @@ extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, 
 /* The next blocks of 16 words each, as dp_random_u32 would give them; the rest of a begun block is skipped. */
 extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
 
-/* n independent N(0, sigma^2); uses 16 blocks for each begun 128, and skips the rest of a begun block. */
+/*
+ * n independent N(0, sigma^2), as close as bulk.c says. Skips the rest of a begun block; then uses 16 blocks for each
+ * begun 128, and after one such group in 2^17 a few words more: where the stream stands at the end depends on luck.
+ */
 extern void dp_gaussians(DpRandom *r, double sigma, double *out, size_t n);
 
 #endif
