@@ -106,11 +106,12 @@ def audit(
     if n < FEWEST_ROWS:
         raise BismarckError(f"{n} rows are too few", f"use at least {FEWEST_ROWS}")
     rng = np.random.default_rng()
-    worst, _ = recordplay.worst(plan, rng)
+    tried = [recordplay.worst(plan, rng)[0], *pairs(plan, rng)]
+    target = max((_Target.of(plan, pair, rng) for pair in tried), key=lambda target: target.distance)
     with _session(database) as session:
         subject = Subject(session, plan, options)
-        played = [subject.play(pair) for pair in [worst, *pairs(plan, rng)]]
-        finding, curve = _attack(subject, worst, trials, rng, progress)
+        played = [subject.play(pair) for pair in tried]
+        finding, curve = _attack(subject, target, trials, progress)
     measured = max(distance for distance, _ in played)
     reasons = [reason for _, found in played for reason in found]
     if finding.epsilon > epsilon:
@@ -129,7 +130,7 @@ def audit(
         measured_sensitivity=measured,
         trials=trials,
         confidence=attacks.CONFIDENCE,
-        pair=worst.name,
+        pair=target.pair.name,
         test=finding.test,
         verdict="fail" if reasons else "pass",
         reasons=list(dict.fromkeys(reasons)),
@@ -249,16 +250,38 @@ def released(model: dict[str, Any]) -> Array:
     return np.array([*model["weights"], *model["intercept"]], dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class _Target:
+    """A pair to attack, and what each of its tables releases on average without noise: whoever knows the rows can
+    compute that.
+    """
+
+    pair: Pair
+    first: Array
+    second: Array
+
+    @classmethod
+    def of(cls, plan: Plan, pair: Pair, rng: np.random.Generator) -> _Target:
+        orders = [recordplay.orders(plan, rng) for _ in range(10)]
+        first, second = (
+            np.mean([recordplay.play(plan, table, order) for order in orders], axis=0) for table in pair.tables()
+        )
+        return cls(pair, first, second)
+
+    @property
+    def distance(self) -> float:
+        return float(np.linalg.norm(self.first - self.second))
+
+
 def _attack(
-    subject: Subject, pair: Pair, trials: int, rng: np.random.Generator, progress: Progress | None
+    subject: Subject, target: _Target, trials: int, progress: Progress | None
 ) -> tuple[attacks.Finding, tuple[Array, Array]]:
-    plan, mechanism = subject.plan, subject.plan.noise.mechanism
-    first, second = (_centre(plan, table, rng) for table in pair.tables())
+    delta, mechanism = subject.plan.spec.delta, subject.plan.noise.mechanism
     values = []
-    for half, table in enumerate(subject.load_pair(pair)):
-        done = _part(progress, half * trials, 2 * trials)
-        values.append(dict(attacks.statistics(subject.releases(table, trials, done), first, second, mechanism)))
-    finding = attacks.strongest(values[0], values[1], plan.spec.delta, mechanism == "gaussian")
+    for half, table in enumerate(subject.load_pair(target.pair)):
+        releases = subject.releases(table, trials, _part(progress, half * trials, 2 * trials))
+        values.append(dict(attacks.statistics(releases, target.first, target.second, mechanism)))
+    finding = attacks.strongest(values[0], values[1], delta, mechanism == "gaussian")
     shown = finding.test.split(",")[0]
     return finding, attacks.trade_off(values[0][shown], values[1][shown])
 
@@ -266,9 +289,3 @@ def _attack(
 def _part(progress: Progress | None, before: int, planned: int) -> Callable[[int], None]:
     """Progress of one table's trainings as progress of all."""
     return lambda done: None if progress is None else progress(before + done, planned)
-
-
-def _centre(plan: Plan, table: tuple[Array, Array], rng: np.random.Generator) -> Array:
-    """What a table's release is on average without noise: an attacker who knows the rows can compute it."""
-    played = [recordplay.play(plan, table, recordplay.orders(plan, rng)) for _ in range(10)]
-    return np.asarray(np.mean(played, axis=0), dtype=np.float64)

@@ -206,7 +206,9 @@ EXACT = [
     (0.9, 1, 1.5, 1.0),
     (1e-4, 1, 0.3, 3.0),
     (0.05, 1, 2.0, 0.01),
+    (0.01, 1, 0.1, 5.0),
     (0.3, 2, 0.8, 1.0),
+    (0.02, 2, 0.12, 2.0),
     (0.01, 2, 0.5, 4.0),
     (0.6, 2, 3.0, 0.3),
     (0.1, 100, 3.0, 1.0),
@@ -230,19 +232,35 @@ def test_poisson_delta_is_exact_from_above(
     assert epsilon * (1 - UNSAFE) <= back <= epsilon * (1 + CLOSE)
 
 
-def test_each_direction_can_be_the_worse_one() -> None:
-    """Leaving out the add direction would be wrong: here it has the larger delta."""
-    z, q, epsilon = 1.0, 0.6, 0.05
-    add, remove = one_step_delta(epsilon, z, 0, q), one_step_delta(epsilon, z, q, 0)
-    ours = poisson.delta((poisson.Step(z, q, 1),), "zero-out", epsilon)
-    assert ours == pytest.approx(max(add, remove), rel=1e-4)
-    worse = [
-        (q, z, e)
-        for q, z, e in product([0.3, 0.6, 0.9], [0.5, 1.0, 2.0], [0.0, 0.05, 0.2])
-        if one_step_delta(e, z, 0, q) > one_step_delta(e, z, q, 0) * (1 + 1e-6)
-    ]
-    for q, z, e in worse:
-        assert poisson.delta((poisson.Step(z, q, 1),), "zero-out", e) >= one_step_delta(e, z, 0, q) * (1 - UNSAFE)
+@pytest.mark.parametrize(("z", "q", "epsilon"), [(1.0, 0.6, 0.05), (0.5, 0.1, 0.08), (3.0, 0.9, 0.4)])
+def test_both_directions_of_zero_out_are_priced(z: float, q: float, epsilon: float) -> None:
+    """A row can be told by its presence and by its absence; each must be there, at its own value."""
+    remove, add = poisson._directions((poisson.Step(z, q, 1),), "zero-out")
+    for pairs, up, down in ((remove, q, 0.0), (add, 0.0, q)):
+        exact = one_step_delta(epsilon, z, up, down)
+        assert poisson._direction_delta(pairs, (1,), epsilon) == pytest.approx(exact, rel=1e-4)
+    both = poisson.delta((poisson.Step(z, q, 1),), "zero-out", epsilon)
+    assert both >= max(one_step_delta(epsilon, z, q, 0.0), one_step_delta(epsilon, z, 0.0, q)) * (1 - UNSAFE)
+
+
+@pytest.mark.parametrize(
+    "pair", [(0.8, 0.3, 0.0), (0.8, 0.0, 0.3), (0.8, 0.3, 0.3), (0.3, 0.01, 0.01), (40.0, 1.0, 0.0)]
+)
+def test_the_grid_dominates_the_pair(pair: tuple[float, float, float]) -> None:
+    """Connecting the dots: no mass is lost, delta is exact at the dots inside, and nowhere below."""
+    z, up, down = pair
+    exact_range = loss(np.array([-6 * z, 1 + 6 * z]), z, up, down)
+    h = (exact_range[1] - exact_range[0]) / 500
+    low, high = exact_range[0] / 2, exact_range[1] / 2
+    grid = poisson.Grid.of(poisson.Pair(*pair), h, low, high, 1e-15)
+    assert grid.mass.sum() + grid.infinite == pytest.approx(1, abs=1e-12)
+    losses = h * np.arange(grid.first, grid.first + len(grid.mass))
+    assert grid.infinite == pytest.approx(mixture_tail(poisson.Pair(*pair).point(losses[-1:])[0], z, up, 1.0), rel=1e-6)
+    for epsilon in (losses[3], losses[len(losses) // 2], losses[len(losses) // 2] + 0.4 * h, losses[-3]):
+        ours = grid.infinite + np.maximum(-np.expm1(epsilon - losses), 0) @ grid.mass
+        exact = one_step_delta(epsilon, z, up, down)
+        beyond = math.exp(epsilon) * mixture_tail(poisson.Pair(*pair).point(losses[-1:])[0], z, down, -1.0)
+        assert exact * (1 - 1e-9) <= ours <= exact + beyond + 0.3 * h * grid.mass.max() + 1e-12
 
 
 @pytest.mark.parametrize("count", [1, 10, 1000])
