@@ -169,21 +169,20 @@ class Subject:
         self.connection = connection
         self.plan = plan
         self.options = options
-        schema = connection.exec_driver_sql(
-            "SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace"
-            " WHERE e.extname = 'bismarck_dp'"
-        ).scalar_one()
+        with connection.begin():
+            schema = connection.exec_driver_sql(
+                "SELECT n.nspname FROM pg_catalog.pg_extension e"
+                " JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'bismarck_dp'"
+            ).scalar_one()
         self.dp_train = f"{quote_ident(schema)}.dp_train"
-        connection.rollback()
 
     def load(self, table: str, rows: Array, labels: Array) -> str:
         """A temporary table; what is not a number is stored as NULL."""
-        connection = self.connection
-        connection.exec_driver_sql(f"DROP TABLE IF EXISTS pg_temp.{table}")
-        connection.exec_driver_sql(f"CREATE TEMP TABLE {table} (y float8, x float8[])")
         values = [{"y": _or_null(y), "x": [_or_null(v) for v in x]} for x, y in zip(rows.tolist(), labels.tolist())]
-        connection.exec_driver_sql(f"INSERT INTO pg_temp.{table} VALUES (%(y)s, %(x)s::float8[])", values)
-        connection.commit()
+        with self.connection.begin():
+            self.connection.exec_driver_sql(f"DROP TABLE IF EXISTS pg_temp.{table}")
+            self.connection.exec_driver_sql(f"CREATE TEMP TABLE {table} (y float8, x float8[])")
+            self.connection.exec_driver_sql(f"INSERT INTO pg_temp.{table} VALUES (%(y)s, %(x)s::float8[])", values)
         return f"pg_temp.{table}"
 
     def load_pair(self, pair: Pair) -> tuple[str, str]:
@@ -193,26 +192,28 @@ class Subject:
     def train(self, table: str, times: int = 1, seed: int | None = None) -> list[dict[str, Any]]:
         """The rows of as many models, from one transaction that never happened."""
         spec = self.plan.spec
-        options = self.options if seed is None else {**self.options, "seed": seed}
-        self.connection.exec_driver_sql("SET LOCAL client_min_messages = error")
-        rows = self.connection.exec_driver_sql(
-            f"SELECT pg_catalog.to_jsonb(m)::text FROM pg_catalog.generate_series(1, %(times)s) AS g,"
-            f" LATERAL {self.dp_train}(source => %(table)s::pg_catalog.regclass, model => 'audit ' || g,"
-            " label => 'y', features => '{x}', epsilon => %(epsilon)s, delta => %(delta)s,"
-            " algorithm => %(algorithm)s, loss => %(loss)s, options => %(options)s::jsonb) AS m",
-            {
-                "times": times,
-                "table": table,
-                "epsilon": spec.epsilon,
-                "delta": spec.delta,
-                "algorithm": spec.algorithm,
-                "loss": spec.loss,
-                "options": json.dumps(options),
-            },
-        )
-        models = [json.loads(row[0]) for row in rows]
-        self.connection.rollback()
-        return models
+        values = {
+            "times": times,
+            "table": table,
+            "epsilon": spec.epsilon,
+            "delta": spec.delta,
+            "algorithm": spec.algorithm,
+            "loss": spec.loss,
+            "options": json.dumps(self.options if seed is None else {**self.options, "seed": seed}),
+        }
+        transaction = self.connection.begin()
+        try:
+            self.connection.exec_driver_sql("SET LOCAL client_min_messages = error")
+            rows = self.connection.exec_driver_sql(
+                f"SELECT pg_catalog.to_jsonb(m)::text FROM pg_catalog.generate_series(1, %(times)s) AS g,"
+                f" LATERAL {self.dp_train}(source => %(table)s::pg_catalog.regclass, model => 'audit ' || g,"
+                " label => 'y', features => '{x}', epsilon => %(epsilon)s, delta => %(delta)s,"
+                " algorithm => %(algorithm)s, loss => %(loss)s, options => %(options)s::jsonb) AS m",
+                values,
+            )
+            return [json.loads(row[0]) for row in rows]
+        finally:
+            transaction.rollback()
 
     def releases(self, table: str, times: int, done: Callable[[int], None]) -> Array:
         """Released vectors of as many trainings, a transaction for every few of them."""
