@@ -71,4 +71,4 @@ install:
 clean:
 	-$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) clean
 	@[ ! -L .venv ] || rm -rf "$$(readlink -f .venv)"
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv audit build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -72,6 +72,25 @@ def mu_bound(rates: Rates, confidence: float) -> float:
     return max(0.0, float(ndtri(tpr) - ndtri(fpr))) if tpr > 0 and fpr < 1 else 0.0
 
 
+def ceiling(trials: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """The largest epsilon that so many trials can prove: that of a test which is always right."""
+    measured = trials - len(range(0, trials, PART))
+    return epsilon_bound(Rates(measured, measured, 0, measured), delta, 1 - (1 - confidence) / 2)
+
+
+def noise_level(noise: Array, mechanism: str, scale: float) -> float:
+    """The p-value of noise vectors under their declared distribution (Kolmogorov and Smirnov): of every coordinate for
+    Gaussian noise, of the norm for K-norm noise, which is Gamma; 0 where a value is not finite.
+    """
+    from scipy.stats import gamma, kstest, norm
+
+    if not np.isfinite(noise).all():
+        return 0.0
+    if mechanism == "gaussian":
+        return float(kstest(noise.ravel(), norm(scale=scale).cdf).pvalue)
+    return float(kstest(np.linalg.norm(noise, axis=1), gamma(noise.shape[1], scale=scale).cdf).pvalue)
+
+
 def _log_ratio(numerator: float, denominator: float) -> float:
     return math.log(numerator / denominator) if numerator > 0 and denominator > 0 else 0.0
 
@@ -86,6 +105,8 @@ def statistics(releases: Array, first: Array, second: Array, mechanism: str) -> 
     for Gaussian noise it is the position along the line between the two. How near a release is to one of the two
     finds noise that is too often too small.
     """
+    finite = np.isfinite(releases).all(axis=1)
+    releases = np.nan_to_num(releases)
     gap = first - second
     near_first = np.linalg.norm(releases - first, axis=1)
     near_second = np.linalg.norm(releases - second, axis=1)
@@ -94,6 +115,7 @@ def statistics(releases: Array, first: Array, second: Array, mechanism: str) -> 
         yield "likelihood ratio", near_second - near_first
     yield "nearness to the first", -near_first
     yield "distance from the second", near_second
+    yield "finiteness", np.where(finite, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,10 @@ class Finding:
     epsilon: float
     test: str
     rates: Rates
+
+
+NOTHING = Finding(0.0, "none", Rates(0, 0, 0, 0))
+NO_CURVE = np.zeros(0), np.zeros(0)
 
 
 def strongest(

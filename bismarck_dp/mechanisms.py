@@ -136,7 +136,7 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
     tau = 2 * (width + 2 * math.sqrt(width * t) + 2 * t) / (24 * (GRID_STEPS / 2) ** 2)
     left = epsilon - 2 * tau
     if left <= 0:
-        raise BismarckError(f"epsilon {epsilon:g} is too small", "use at least 1e-6")
+        raise BismarckError(f"epsilon {epsilon:g} is too small for {width} features", f"use more than {2 * tau:.1g}")
     multiplier = gaussian_multiplier(left, delta * (1 - 2e-6) * math.exp(-tau))
     scale, grid = _on_grid(sensitivity, multiplier, width)
     one = Gaussians()

@@ -34,6 +34,8 @@ class Sgd:
     name = "sgd"
     kernel = "sgd"
     private = False
+    perturbs = "nothing"
+    """what noise is added to: nothing, or the output alone"""
     options: frozenset[str] = frozenset(OPTIONS)
 
     def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
@@ -126,6 +128,7 @@ class Bolton(Sgd):
 
     name = "bolton"
     private = True
+    perturbs = "output"
     options = Sgd.options - {"tolerance"}
 
     def _with_defaults(self, spec: Spec) -> Spec:

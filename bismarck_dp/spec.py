@@ -163,6 +163,8 @@ def parse_options(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[st
     """All options with their defaults; an unknown one, or one that the algorithm does not take, is refused by name."""
     names = set(allowed)
     parsed = {name: option.default for name, option in OPTIONS.items()}
+    if {"lambda", "lambda_"} <= set(options):
+        raise BismarckError("lambda is given twice, as lambda and as lambda_", "give it once")
     for key, value in options.items():
         name = "lambda" if key == "lambda_" else key
         if name not in names:

@@ -1,10 +1,13 @@
 """The audit: attacks an installed database through dp_train, with a user's own spec, on neighbouring tables of our own.
 
-Three questions, each of which can only show that a claim is false, never that it is true:
+Five questions, each of which can only show that a claim is false, never that it is true:
 
+    claim         does the database declare the sensitivity and the noise that this spec needs, and does the event that
+                  it stores cost no more than the claimed epsilon?
+    shape         does anything in a model's row but the weights differ between neighbours, or an error?
     record-play   with a known seed the noise is the same, so two releases differ by what the rows make of them: is that
                   ever more than the declared sensitivity?
-    shape         does anything in the model's row but the weights differ between neighbours?
+    noise         rows that count for nothing leave the noise alone: has it the declared distribution?
     attack        with the noise on, does a test tell the tables apart more often than epsilon and delta allow?
 
 The tables are temporary, every training is rolled back, and so nothing is left behind.
@@ -15,19 +18,23 @@ from __future__ import annotations
 import json
 import math
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import sqlalchemy
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 
 from bismarck_dp import attacks, recordplay
+from bismarck_dp.accounting import Event, GaussianDpEvent, epsilon_of, leaves
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import Array
-from bismarck_dp.neighbours import Pair, pairs
+from bismarck_dp.neighbours import Pair, label_range, pairs
 from bismarck_dp.plan import Plan
 from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import Spec
@@ -48,6 +55,10 @@ FEWEST_ROWS = 20
 SEEDS = (1, 2, 3)
 """Orders in which every pair is played through the server."""
 
+NOISE_TRIALS = 200
+NOISE_LEVEL = 1e-4
+"""Right noise is taken for wrong once in so many audits."""
+
 AT_ONCE = 40
 """Packed tables that one transaction makes; each holds a lock until its end."""
 
@@ -57,7 +68,7 @@ OWN_COLUMNS = {"id", "name", "created", "seconds", "weights", "intercept", "sour
 
 @dataclass(frozen=True)
 class Audit:
-    """What was claimed, what was found, and for whom to check: every number of the attack."""
+    """What was claimed and what was found, with every number that a reader needs to check it."""
 
     algorithm: str
     loss: str
@@ -68,6 +79,7 @@ class Audit:
     epsilon: float
     delta: float
     empirical_epsilon: float
+    provable_epsilon: float
     sensitivity: float
     measured_sensitivity: float
     trials: int
@@ -77,6 +89,8 @@ class Audit:
     verdict: str
     reasons: list[str]
     seconds: float
+    first_row: list[float | None]
+    second_row: list[float | None]
     false_positive_rates: list[float]
     false_negative_rates: list[float]
 
@@ -100,21 +114,24 @@ def audit(
 ) -> Audit:
     """Attacks a spec with `trials` trainings on each of two neighbouring tables of n rows and d features."""
     started = time.monotonic()
+    _check("trials", trials, FEWEST_TRIALS)
+    _check("n", n, FEWEST_ROWS)
+    _check("d", d, 1)
     plan = _plan(Spec.create(algorithm, loss, epsilon, delta, options), n, d)
-    if trials < FEWEST_TRIALS:
-        raise BismarckError(f"{trials} trials are too few", f"use at least {FEWEST_TRIALS}")
-    if n < FEWEST_ROWS:
-        raise BismarckError(f"{n} rows are too few", f"use at least {FEWEST_ROWS}")
     rng = np.random.default_rng()
     tried = [recordplay.worst(plan, rng)[0], *pairs(plan, rng)]
-    target = max((_Target.of(plan, pair, rng) for pair in tried), key=lambda target: target.distance)
+    target = max((Target.of(plan, pair, rng) for pair in tried), key=lambda target: target.distance)
     with _session(database) as session:
         subject = Subject(session, plan, options)
         played = [subject.play(pair) for pair in tried]
-        finding, curve = _attack(subject, target, trials, progress)
-    measured = max(distance for distance, _ in played)
-    reasons = [reason for _, found in played for reason in found]
-    if finding.epsilon > epsilon:
+        reasons = [*subject.wrong_noise(), *(reason for _, found in played for reason in found)]
+        try:
+            finding, curve = _attack(subject, target, trials, progress)
+        except DBAPIError:
+            if not reasons:
+                raise
+            finding, curve = attacks.NOTHING, attacks.NO_CURVE
+    if finding.epsilon > _claimed(plan):
         reasons.append(f"an attacker gets epsilon {finding.epsilon:.3g}, more than the claimed {epsilon:g}")
     return Audit(
         algorithm=algorithm,
@@ -123,11 +140,12 @@ def audit(
         adjacency=plan.spec.options["adjacency"],
         n=n,
         d=d,
-        epsilon=float(epsilon),
-        delta=float(delta),
+        epsilon=_claimed(plan),
+        delta=plan.spec.delta,
         empirical_epsilon=finding.epsilon,
+        provable_epsilon=attacks.ceiling(trials, plan.spec.delta),
         sensitivity=plan.released_sensitivity,
-        measured_sensitivity=measured,
+        measured_sensitivity=max(distance for distance, _ in played),
         trials=trials,
         confidence=attacks.CONFIDENCE,
         pair=target.pair.name,
@@ -135,9 +153,23 @@ def audit(
         verdict="fail" if reasons else "pass",
         reasons=list(dict.fromkeys(reasons)),
         seconds=time.monotonic() - started,
+        first_row=_plain_row(target.pair.first),
+        second_row=_plain_row(target.pair.second),
         false_positive_rates=curve[0].tolist(),
         false_negative_rates=curve[1].tolist(),
     )
+
+
+def _claimed(plan: Plan) -> float:
+    assert plan.spec.epsilon is not None
+    return plan.spec.epsilon
+
+
+def _check(name: str, value: Any, fewest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BismarckError(f"{name} is {value!r}", f"it must be a whole number from {fewest}")
+    if value < fewest:
+        raise BismarckError(f"{name} is {value}", f"it must be at least {fewest}")
 
 
 def _plan(spec: Spec, n: int, d: int) -> Plan:
@@ -148,18 +180,27 @@ def _plan(spec: Spec, n: int, d: int) -> Plan:
     return make_plan(spec, n, d)
 
 
+def _plain_row(version: tuple[Array, float]) -> list[float | None]:
+    """Label and features of a row, None for what is not finite."""
+    row, label = version
+    return [value if math.isfinite(value) else None for value in (label, *row.tolist())]
+
+
 @contextmanager
 def _session(database: Database) -> Iterator[Connection]:
-    """One connection, whose temporary tables go with it."""
+    """A connection of its own; its temporary tables are dropped at the end, or by the server when it goes."""
     from .database import translated
 
-    with database.engine.connect() as connection:
-        try:
+    engine = sqlalchemy.create_engine(database.engine.url, poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
             yield connection
-        except DBAPIError as error:
-            raise translated(error) from error
-        finally:
-            connection.invalidate()
+            with connection.begin():
+                connection.exec_driver_sql("DISCARD TEMP")
+    except DBAPIError as error:
+        raise translated(error) from error
+    finally:
+        engine.dispose()
 
 
 class Subject:
@@ -169,31 +210,55 @@ class Subject:
         self.connection = connection
         self.plan = plan
         self.options = options
+        self.name = uuid.uuid4().hex
         with connection.begin():
             schema = connection.exec_driver_sql(
-                "SELECT n.nspname FROM pg_catalog.pg_extension e"
-                " JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'bismarck_dp'"
+                "SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n"
+                " ON n.oid OPERATOR(pg_catalog.=) e.extnamespace"
+                " WHERE e.extname OPERATOR(pg_catalog.=) 'bismarck_dp'"
             ).scalar_one()
-        self.dp_train = f"{quote_ident(schema)}.dp_train"
+        self.dp_train = f"{quote_ident(schema)}.dp_train".replace("%", "%%")
+
+    @property
+    def perturbs_output(self) -> bool:
+        """Whether noise is added to the model alone, so that a fixed seed cancels it."""
+        return SOLVERS[self.plan.spec.algorithm].perturbs == "output"
 
     def load(self, table: str, rows: Array, labels: Array) -> str:
-        """A temporary table; what is not a number is stored as NULL."""
-        values = [{"y": _or_null(y), "x": [_or_null(v) for v in x]} for x, y in zip(rows.tolist(), labels.tolist())]
-        with self.connection.begin():
-            self.connection.exec_driver_sql(f"DROP TABLE IF EXISTS pg_temp.{table}")
-            self.connection.exec_driver_sql(f"CREATE TEMP TABLE {table} (y float8, x float8[])")
-            self.connection.exec_driver_sql(f"INSERT INTO pg_temp.{table} VALUES (%(y)s, %(x)s::float8[])", values)
+        """A temporary table; a label that is not a number is NULL, a feature NaN."""
+        values = [{"y": None if math.isnan(y) else y, "x": x} for x, y in zip(rows.tolist(), labels.tolist())]
+        with self._transaction():
+            self._run(f"DROP TABLE IF EXISTS pg_temp.{table}")
+            self._run(f"CREATE TEMP TABLE {table} (y pg_catalog.float8, x pg_catalog.float8[])")
+            self._run(f"INSERT INTO pg_temp.{table} VALUES (%(y)s, %(x)s::pg_catalog.float8[])", values)
         return f"pg_temp.{table}"
 
     def load_pair(self, pair: Pair) -> tuple[str, str]:
         first, second = pair.tables()
         return self.load("bismarck_dp_first", *first), self.load("bismarck_dp_second", *second)
 
+    @contextmanager
+    def _transaction(self, keep: bool = True) -> Iterator[None]:
+        """One transaction. It sees PostgreSQL's own names only: nobody's operator runs with the auditor's rights."""
+        transaction = self.connection.begin()
+        try:
+            self._run("SET LOCAL search_path = pg_catalog, pg_temp")
+            self._run("SET LOCAL client_min_messages = error")
+            yield
+            if keep:
+                transaction.commit()
+        finally:
+            if transaction.is_active:
+                transaction.rollback()
+
+    def _run(self, statement: str, values: Any = None) -> Any:
+        return self.connection.exec_driver_sql(statement, values)
+
     def train(self, table: str, times: int = 1, seed: int | None = None) -> list[dict[str, Any]]:
         """The rows of as many models, from one transaction that never happened."""
         spec = self.plan.spec
         values = {
-            "times": times,
+            "names": [f"audit {self.name} {number}" for number in range(times)],
             "table": table,
             "epsilon": spec.epsilon,
             "delta": spec.delta,
@@ -201,21 +266,18 @@ class Subject:
             "loss": spec.loss,
             "options": json.dumps(self.options if seed is None else {**self.options, "seed": seed}),
         }
-        transaction = self.connection.begin()
-        try:
-            self.connection.exec_driver_sql("SET LOCAL client_min_messages = error")
-            rows = self.connection.exec_driver_sql(
-                f"SELECT pg_catalog.to_jsonb(m)::text FROM pg_catalog.generate_series(1, %(times)s) AS g,"
-                f" LATERAL {self.dp_train}(source => %(table)s::pg_catalog.regclass, model => 'audit ' || g,"
+        with self._transaction(keep=False):
+            rows = self._run(
+                "SELECT pg_catalog.to_jsonb(m)::pg_catalog.text"
+                " FROM pg_catalog.unnest(%(names)s::pg_catalog.text[]) AS names (model),"
+                f" LATERAL {self.dp_train}(source => %(table)s::pg_catalog.regclass, model => names.model,"
                 " label => 'y', features => '{x}', epsilon => %(epsilon)s, delta => %(delta)s,"
-                " algorithm => %(algorithm)s, loss => %(loss)s, options => %(options)s::jsonb) AS m",
+                " algorithm => %(algorithm)s, loss => %(loss)s, options => %(options)s::pg_catalog.jsonb) AS m",
                 values,
             )
             return [json.loads(row[0]) for row in rows]
-        finally:
-            transaction.rollback()
 
-    def releases(self, table: str, times: int, done: Callable[[int], None]) -> Array:
+    def releases(self, table: str, times: int, done: Callable[[int], None] = lambda count: None) -> Array:
         """Released vectors of as many trainings, a transaction for every few of them."""
         schedule = self.plan.schedule
         at_once = max(1, AT_ONCE // (schedule.workers * (2 if schedule.shuffle == "each_pass" else 1)))
@@ -230,21 +292,62 @@ class Subject:
         tables = self.load_pair(pair)
         farthest, reasons = 0.0, []
         for seed in SEEDS:
-            first, second = (self.train(table, seed=seed)[0] for table in tables)
-            farthest = max(farthest, float(np.linalg.norm(released(first) - released(second))))
-            reasons += [
-                f"column {column} tells neighbouring tables apart (pair: {pair.name})"
-                for column in first
-                if column not in OWN_COLUMNS and first[column] != second[column]
-            ]
-        declared = self.plan.released_sensitivity
-        if farthest > declared:
-            reasons.append(f"models are {farthest:.3g} apart, the declared sensitivity is {declared:.3g} ({pair.name})")
+            outcomes = [self._outcome(table, seed) for table in tables]
+            failed = [outcome for outcome in outcomes if isinstance(outcome, DBAPIError)]
+            if len(failed) == len(outcomes):
+                raise failed[0]
+            if failed:
+                reasons.append(f"a training fails on one of two neighbouring tables (pair: {pair.name})")
+                continue
+            first, second = (outcome for outcome in outcomes if isinstance(outcome, dict))
+            apart = float(np.linalg.norm(released(first) - released(second)))
+            farthest = max(farthest, apart)
+            reasons += [f"{reason} (pair: {pair.name})" for reason in self._wrong(first, second, apart)]
         return farthest, reasons
 
+    def _outcome(self, table: str, seed: int | None = None) -> dict[str, Any] | DBAPIError:
+        try:
+            return self.train(table, seed=seed)[0]
+        except DBAPIError as error:
+            return error
 
-def _or_null(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    def _wrong(self, first: dict[str, Any], second: dict[str, Any], apart: float) -> Iterator[str]:
+        """What two models of neighbouring tables, trained under one seed, show that they should not."""
+        for column in first:
+            if column not in OWN_COLUMNS and first[column] != second[column]:
+                yield f"column {column} tells neighbouring tables apart"
+        if not self.perturbs_output:
+            return
+        right = self.plan.released_sensitivity
+        declared = first["sensitivity"] + first["plan"]["grid"] * math.sqrt(self.plan.width)
+        if not apart <= declared:
+            yield f"models are {apart:.3g} apart, the database declares a sensitivity of {declared:.3g}"
+        if not declared >= right * (1 - 1e-9):
+            yield f"the database declares a sensitivity of {declared:.3g}, {right:.3g} is right"
+
+    def wrong_noise(self) -> list[str]:
+        """What is wrong with the claim of a model, and with its noise: rows without a number leave the noise alone."""
+        plan = self.plan
+        rows = np.full((plan.n, plan.d), np.nan)
+        table = self.load("bismarck_dp_noise", rows, np.full(plan.n, label_range(plan)[1]))
+        model = self._outcome(table)
+        if isinstance(model, DBAPIError):
+            return ["a training fails on a table of rows that are not numbers"]
+        event = Event.from_json(model["event"])
+        cost = epsilon_of(event, plan.spec.delta, plan.spec.options["adjacency"]).epsilon
+        reasons = []
+        if not cost <= _claimed(plan) * (1 + 1e-6):
+            reasons.append(f"the stored event costs epsilon {cost:.3g}, the claim is {_claimed(plan):g}")
+        if not self.perturbs_output:
+            return reasons
+        if not model["noise_scale"] >= plan.noise.scale * (1 - 1e-9):
+            reasons.append(
+                f"the database declares noise of {model['noise_scale']:.3g}, {plan.noise.scale:.3g} is right"
+            )
+        noise = self.releases(table, NOISE_TRIALS)
+        if attacks.noise_level(noise, model["mechanism"], model["noise_scale"]) < NOISE_LEVEL:
+            reasons.append(f"the noise does not have the declared distribution, {model['mechanism']}")
+        return reasons
 
 
 def released(model: dict[str, Any]) -> Array:
@@ -252,7 +355,7 @@ def released(model: dict[str, Any]) -> Array:
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """A pair to attack, and what each of its tables releases on average without noise: whoever knows the rows can
     compute that.
     """
@@ -262,8 +365,8 @@ class _Target:
     second: Array
 
     @classmethod
-    def of(cls, plan: Plan, pair: Pair, rng: np.random.Generator) -> _Target:
-        orders = [recordplay.orders(plan, rng) for _ in range(10)]
+    def of(cls, plan: Plan, pair: Pair, rng: np.random.Generator) -> Target:
+        orders = [recordplay.orders(plan, rng) for _ in range(recordplay.affordable(plan, 10))]
         first, second = (
             np.mean([recordplay.play(plan, table, order) for order in orders], axis=0) for table in pair.tables()
         )
@@ -275,14 +378,15 @@ class _Target:
 
 
 def _attack(
-    subject: Subject, target: _Target, trials: int, progress: Progress | None
+    subject: Subject, target: Target, trials: int, progress: Progress | None
 ) -> tuple[attacks.Finding, tuple[Array, Array]]:
-    delta, mechanism = subject.plan.spec.delta, subject.plan.noise.mechanism
+    plan = subject.plan
     values = []
     for half, table in enumerate(subject.load_pair(target.pair)):
         releases = subject.releases(table, trials, _part(progress, half * trials, 2 * trials))
-        values.append(dict(attacks.statistics(releases, target.first, target.second, mechanism)))
-    finding = attacks.strongest(values[0], values[1], delta, mechanism == "gaussian")
+        values.append(dict(attacks.statistics(releases, target.first, target.second, plan.noise.mechanism)))
+    gaussian = all(isinstance(leaf, GaussianDpEvent) for leaf in leaves(plan.event))
+    finding = attacks.strongest(values[0], values[1], plan.spec.delta, gaussian)
     shown = finding.test.split(",")[0]
     return finding, attacks.trade_off(values[0][shown], values[1][shown])
 

@@ -587,8 +587,8 @@ def audit(
     if as_json:
         _print_json(dataclasses.asdict(found))
     else:
-        curve = ("false_positive_rates", "false_negative_rates", "reasons")
-        _print_facts({name: value for name, value in dataclasses.asdict(found).items() if name not in curve})
+        shown = {name: value for name, value in dataclasses.asdict(found).items() if not isinstance(value, list)}
+        _print_facts(shown)
         for reason in found.reasons:
             click.echo(f"broken: {reason}")
     if not found.passed:

@@ -131,13 +131,14 @@ class Database:
 
     def audit(self, *, plot: str | Path | None = None, **spec: Any) -> Audit:
         """Attacks a spec on neighbouring tables of our own, through dp_train; see audit.audit. `plot` names a PNG."""
+        from . import plots
         from .audit import audit
 
+        if plot is not None:
+            plots.check(plot)
         found = audit(self, **spec)
         if plot is not None:
-            from .plots import trade_off
-
-            trade_off(found, plot)
+            plots.trade_off(found, plot)
         return found
 
     def forget(self, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,14 @@ from bismarck_dp.errors import BismarckError
 
 if TYPE_CHECKING:
     from .audit import Audit
+
+
+def check(path: str | Path) -> None:
+    """Refuses, before hours of work, a picture that could not be drawn or kept."""
+    _figure()
+    place = Path(path)
+    if place.is_dir() or not place.resolve().parent.is_dir() or not os.access(place.resolve().parent, os.W_OK):
+        raise BismarckError(f"{path} cannot be written", "name a file in a directory that you may write")
 
 
 def trade_off(audit: Audit, path: str | Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
+from conftest import two_classes
 
 import bismarck_dp
 from bismarck_dp.controller.audit import Audit
@@ -59,11 +61,57 @@ PRIVATE = [name for name, solver in SOLVERS.items() if solver.private]
 @pytest.mark.parametrize("delta", [0.0, 0.01])
 @pytest.mark.parametrize("algorithm", PRIVATE)
 def test_every_private_algorithm_keeps_its_claim(db: Database, algorithm: str, delta: float, adjacency: str) -> None:
+    """A short run for whatever is registered: 200 trials prove little, but shape, play and noise are checked whole."""
     try:
         bismarck_dp.explain(algorithm=algorithm, n=100, d=2, epsilon=1, delta=delta, adjacency=adjacency)
     except BismarckError as refusal:
         pytest.skip(str(refusal))
     attacked(db, algorithm=algorithm, epsilon=1, delta=delta, adjacency=adjacency, trials=200)
+
+
+OPERATOR = """
+    CREATE TABLE hijacked (who text);
+    CREATE FUNCTION hijack(text, int) RETURNS text LANGUAGE plpgsql AS
+        'BEGIN INSERT INTO public.hijacked VALUES (current_user); RETURN $1; END';
+    CREATE OPERATOR || (LEFTARG = text, RIGHTARG = int, FUNCTION = hijack);
+"""
+
+
+def test_an_odd_schema_and_foreign_operators_do_no_harm(server: Database) -> None:
+    engine = server.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE odd")
+    odd = sqlalchemy.create_engine(server.engine.url.set(database="odd"), poolclass=sqlalchemy.pool.NullPool)
+    try:
+        with odd.begin() as connection:
+            connection.exec_driver_sql('CREATE SCHEMA "We%%ird; s(x)"')
+            connection.exec_driver_sql('CREATE EXTENSION bismarck_dp SCHEMA "We%%ird; s(x)" CASCADE')
+            connection.exec_driver_sql(OPERATOR)
+        assert Database(odd).audit(**SMALL, epsilon=1, trials=100).passed
+        with odd.connect() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM hijacked").scalar() == 0
+    finally:
+        odd.dispose()
+        with engine.connect() as connection:
+            connection.exec_driver_sql("DROP DATABASE odd")
+
+
+def test_keeps_out_of_the_way_of_others(db: Database, table: Any) -> None:
+    """Models named like its own, and temporary tables of the user's connection."""
+    rows = table(*two_classes(50, 2))
+    db.train(rows.name, model="audit 1", epsilon=1)
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TEMP TABLE mine (a int)")
+    attacked(db, **SMALL, epsilon=1, trials=100)
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE mine")
+
+
+def test_says_how_much_it_could_have_proven(db: Database) -> None:
+    found = attacked(db, **SMALL, epsilon=5, trials=100)
+    assert 2 < found.provable_epsilon < 2.5
+    assert len(found.first_row) == len(found.second_row) == 3
+    assert found.first_row != found.second_row
 
 
 def test_leaves_nothing_behind(db: Database, sql: Any) -> None:
@@ -95,11 +143,14 @@ def test_draws_the_trade_off_curve(db: Database, tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ({"epsilon": None}, "needs an epsilon"),
-        ({"epsilon": 1, "trials": 5}, "5 trials are too few"),
+        ({"epsilon": 1, "trials": 5}, "trials is 5"),
         ({"epsilon": 1, "seed": 3}, "not private"),
         ({"epsilon": None, "algorithm": "sgd"}, "claims no privacy"),
         ({"epsilon": 1, "epoch": 3}, 'unknown option "epoch"'),
-        ({"epsilon": 1, "n": 10}, "10 rows are too few"),
+        ({"epsilon": 1, "n": 10}, "n is 10"),
+        ({"epsilon": 1, "n": 20.5}, "n is 20.5"),
+        ({"epsilon": 1, "trials": "100"}, "trials is '100'"),
+        ({"epsilon": 1, "lambda": 0.1, "lambda_": 0.2}, "lambda is given twice"),
         ({"epsilon": 1, "n": 20, "batch_size": 50}, "larger than the table"),
         ({"epsilon": 1, "loss": "hinge"}, "not smooth"),
     ],

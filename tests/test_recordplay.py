@@ -127,11 +127,15 @@ TIGHT: list[tuple[str, Options]] = [
 ]
 
 
+OUTPUT = [name for name in PRIVATE if SOLVERS[name].perturbs == "output"]
+
+
 @pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
 @pytest.mark.parametrize(("loss", "options"), TIGHT, ids=str)
-def test_output_perturbation_is_tight(loss: str, options: Options, adjacency: str) -> None:
+@pytest.mark.parametrize("algorithm", OUTPUT)
+def test_output_perturbation_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
     """Half the bound, or a /b too much, would be found out: some pair reaches more than half of it."""
-    plan = planned("bolton", loss, {**options, "adjacency": adjacency})
+    plan = planned(algorithm, loss, {**options, "adjacency": adjacency})
     assert plan is not None
     assert plan.sensitivity is not None
     _, reached = worst(plan, generator(loss, options, adjacency), kernels.play)

@@ -4,8 +4,8 @@
     make audit AUDIT="--trials 20000"     more
 
 Rows are made from the registries: private algorithms, the losses they take, pure and approximate budgets, adjacencies.
-The options are such that the worst pair of tables comes near the declared sensitivity. Trade-off curves go to
-build/audit. Exits with 1 when a claim is broken.
+The options are such that the worst pair of tables comes near the declared sensitivity. Trade-off curves go to the
+directory audit. Exits with 1 when a claim is broken.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=5000)
     trials = parser.parse_args().trials
-    plots = ROOT / "build/audit"
+    plots = ROOT / "audit"
     plots.mkdir(parents=True, exist_ok=True)
     table, passed = HEADER, True
     with temporary_database() as database:

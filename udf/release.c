@@ -56,6 +56,18 @@ add_knorm(Jsonb *noise, DpRandom *random, double *w, int d)
 }
 
 static void
+draw_noise(const char *mechanism, Jsonb *noise, DpRandom *random, double *w, int d)
+{
+    if (strcmp(mechanism, "gaussian") == 0)
+        add_gaussian(noise, random, w, d);
+    else if (strcmp(mechanism, "l2-laplace") == 0)
+        add_knorm(noise, random, w, d);
+    else
+        invalid_noise("no such mechanism");
+}
+
+/* The key is wiped however drawing ends: it may be cancelled. */
+static void
 add_noise(const DpState *state, Jsonb *noise, double *w)
 {
     char *mechanism = dp_word(noise, "mechanism");
@@ -67,13 +79,15 @@ add_noise(const DpState *state, Jsonb *noise, double *w)
         return;
     }
     dp_random_from(&random, noise, DP_STREAM_NOISE);
-    if (strcmp(mechanism, "gaussian") == 0)
-        add_gaussian(noise, &random, w, state->d);
-    else if (strcmp(mechanism, "l2-laplace") == 0)
-        add_knorm(noise, &random, w, state->d);
-    else
-        invalid_noise("no such mechanism");
-    explicit_bzero(&random, sizeof(random));
+    PG_TRY();
+    {
+        draw_noise(mechanism, noise, &random, w, state->d);
+    }
+    PG_FINALLY();
+    {
+        explicit_bzero(&random, sizeof(random));
+    }
+    PG_END_TRY();
 }
 
 static ArrayType *
