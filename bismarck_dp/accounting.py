@@ -25,6 +25,12 @@ ADJACENCIES = ("replace", "zero-out")
 MOST_NESTED = 50
 """Events within events that are read from JSON."""
 
+LEAST, MOST = 1e-100, 1e100
+"""Numbers of events, which must have squares and reciprocals."""
+
+MOST_COUNT = 10**15
+"""How often anything may happen: whole numbers below have their own floating point number."""
+
 
 class Event:
     """Something that happened to the data, as far as privacy is concerned."""
@@ -66,7 +72,7 @@ class GaussianDpEvent(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _require(self, "noise_multiplier", 0 < self.noise_multiplier < math.inf, "a positive number")
+        _require(self, "noise_multiplier", LEAST <= self.noise_multiplier <= MOST, f"from {LEAST:g} to {MOST:g}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class LaplaceDpEvent(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _require(self, "noise_multiplier", 0 < self.noise_multiplier < math.inf, "a positive number")
+        _require(self, "noise_multiplier", LEAST <= self.noise_multiplier <= MOST, f"from {LEAST:g} to {MOST:g}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class ZCDpEvent(Event):
     rho: float
 
     def __post_init__(self) -> None:
-        _require(self, "rho", 0 <= self.rho < math.inf, "a number from 0")
+        _require(self, "rho", self.rho == 0 or LEAST <= self.rho <= MOST, f"0, or from {LEAST:g} to {MOST:g}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class PoissonSampledDpEvent(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        _require(self, "sampling_probability", 0 < self.sampling_probability <= 1, "a number above 0 and up to 1")
+        _require(self, "sampling_probability", LEAST <= self.sampling_probability <= 1, f"from {LEAST:g} to 1")
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class SelfComposedDpEvent(Event):
     count: int
 
     def __post_init__(self) -> None:
-        _require(self, "count", self.count >= 1, "a whole number from 1")
+        _require(self, "count", 1 <= self.count <= MOST_COUNT, f"a whole number from 1 to {MOST_COUNT}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ def _number(name: str, field: str, value: Any, depth: int) -> float:
 
 
 def _whole(name: str, field: str, value: Any, depth: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**15:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_COUNT:
         raise BismarckError(f"{field} {_short(value)} of {name} is out of range", "it must be a whole number from 1")
     return value
 
@@ -207,6 +213,9 @@ def _short(value: Any) -> str:
 
 # ---- Gaussian ----
 
+LEAST_PRICED = 1e-6
+"""Gaussian noise below this share of the sensitivity, with epsilons from 10^11, is not told from none."""
+
 
 @lru_cache(maxsize=1024)
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -230,9 +239,9 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 @lru_cache(maxsize=1024)
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """The smallest epsilon of a Gaussian with this sigma / Delta at delta, from above, by the same formula."""
-    mu = 1 / multiplier
-    if delta <= 0:
+    if delta <= 0 or multiplier < LEAST_PRICED:
         return math.inf
+    mu = 1 / multiplier
     if _gaussian_delta(0.0, mu) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -331,16 +340,17 @@ def _leaf_rho(leaf: Event) -> float:
 
 def leaves(event: Event) -> Counter[Event]:
     """The events that release something, and how often."""
-    if isinstance(event, NoOpDpEvent):
-        return Counter()
+    total: Counter[Event] = Counter()
     if isinstance(event, SelfComposedDpEvent):
-        return Counter({leaf: count * event.count for leaf, count in leaves(event.event).items()})
-    if isinstance(event, ComposedDpEvent):
-        total: Counter[Event] = Counter()
+        total.update({leaf: count * event.count for leaf, count in leaves(event.event).items()})
+    elif isinstance(event, ComposedDpEvent):
         for part in event.events:
             total.update(leaves(part))
-        return total
-    return Counter({event: 1})
+    elif not isinstance(event, NoOpDpEvent):
+        total[event] = 1
+    if total and max(total.values()) > MOST_COUNT:
+        raise BismarckError("the event happens too often to be priced", f"at most {MOST_COUNT} times are")
+    return total
 
 
 # ---- any event ----
@@ -357,10 +367,10 @@ class Cost(NamedTuple):
 def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
     """The epsilon of an event at delta.
 
-    Only Laplace: pure, epsilons add up. Only Gaussians: exact, squares of 1 / z add up (Dong, Roth and Su 2019).
-    Sampled Gaussians, with or without plain ones: privacy loss distributions. Anything else without sampling: zCDP.
-    With sampling, the rest is priced on its own and added, at half the delta each unless the rest is pure (basic
-    composition).
+    Only Laplace: pure, epsilons add up, or zCDP where that is less, for many small ones. Only Gaussians: exact, squares
+    of 1 / z add up (Dong, Roth and Su 2019). Sampled Gaussians, with or without plain ones: privacy loss distributions.
+    Anything else without sampling: zCDP. With sampling, the rest is priced on its own and added, at half the delta each
+    unless the rest is pure (basic composition).
     """
     _check_adjacency(adjacency)
     every = leaves(event)
@@ -391,9 +401,11 @@ def _gaussian_cost(gaussian: Counter[Event], delta: float) -> Cost:
 
 
 def _unsampled_cost(every: Counter[Event], delta: float) -> Cost:
-    if all(isinstance(leaf, LaplaceDpEvent) for leaf in every):
-        return Cost(sum(count / leaf.noise_multiplier for leaf, count in every.items()), "pure")  # type: ignore[attr-defined]
-    return Cost(zcdp_epsilon(_total_rho(every), delta), "zcdp")
+    zcdp = Cost(zcdp_epsilon(_total_rho(every), delta), "zcdp")
+    if not all(isinstance(leaf, LaplaceDpEvent) for leaf in every):
+        return zcdp
+    pure = Cost(sum(count / leaf.noise_multiplier for leaf, count in every.items()), "pure")  # type: ignore[attr-defined]
+    return pure if pure.epsilon <= zcdp.epsilon else zcdp
 
 
 def _total_rho(every: Counter[Event]) -> float:
@@ -417,9 +429,13 @@ def _with_sampling(
     steps = tuple(poisson.Step(*part) for part in sorted(sampled + plain))
     if not rest:
         return Cost(poisson.epsilon(steps, adjacency, delta), "pld")
+    beside = _unsampled_cost(rest, delta / 2)
+    costs = []
     if all(isinstance(leaf, LaplaceDpEvent) for leaf in rest):
-        return Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(rest, 0.0).epsilon, "pld+pure")
-    return Cost(poisson.epsilon(steps, adjacency, delta / 2) + _unsampled_cost(rest, delta / 2).epsilon, "pld+zcdp")
+        costs.append(Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(rest, 0.0).epsilon, "pld+pure"))
+    if beside.accountant == "zcdp":
+        costs.append(Cost(poisson.epsilon(steps, adjacency, delta / 2) + beside.epsilon, "pld+zcdp"))
+    return min(costs, key=lambda cost: cost.epsilon)
 
 
 def _sampled_gaussian(event: PoissonSampledDpEvent) -> tuple[float, float]:

@@ -68,10 +68,28 @@ LOG_TAIL = -20.0
 LEAST_DELTA = 1e-20
 """Smaller deltas are not told apart."""
 
+LEAST_PRICED = 0.03
+"""Noise below this has losses of e^(1 / (2 z^2)), beyond floating point."""
+
+MOST_MULTIPLIER = 1e12
+"""Losses of larger ones are too small to be told from rounding."""
+
+LEAST_PRICED_DELTA = 1e-200
+"""So that tails of delta, and their shares, are floating point numbers."""
+
+RARE = 1e-9
+"""The share of delta that may be spent on steps that hardly ever draw a row."""
+
+MOST_FINE, SETTLED = 3, 0.99
+"""Compositions on the fine grid per direction, and the share of its centre above which their epsilon needs no other."""
+
 DEPTH = -60.0
 """Tilts whose Chernoff bound of delta is below e^-60 are not needed."""
 
 ROUNDOFF = 2.0**-53
+
+SUM_ROUNDOFF = 2e-15
+"""A step's cumulant is the logarithm of a sum of a few thousand positive terms near 1: it errs by less than this."""
 
 
 @dataclass(frozen=True, order=True)
@@ -84,7 +102,9 @@ class Step:
 
 
 class Detail(NamedTuple):
-    """How fine the grid is: widest cell, largest share of variance that cells may add, largest length of the FFT."""
+    """How fine the grid is: widest cell, largest share of variance that cells may add, and the length of the FFT up to
+    which the share is heeded.
+    """
 
     width: float
     variance: float
@@ -102,6 +122,12 @@ class Window(NamedTuple):
 
 COARSE = Detail(math.inf, 1e-3, 1 << 16)
 FINE = Detail(1e-4, 2e-4, 1 << 20)
+
+FARTHEST = 600.0
+"""Windows end before this, where e^x is no longer a floating point number."""
+
+LONGEST = 1 << 22
+"""Windows that need longer FFTs for cells of the widest width, some 400 wide, are left to Chernoff bounds."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +148,13 @@ class Pair:
             return _drawn_point(loss, self.z, self.up)
         if self.up == 0:
             return -_drawn_point(-loss, self.z, self.down)
-        odds = (1 - self.up) / self.up * math.exp(0.5 / self.z**2)
-        return np.asarray(self.z**2 * (loss / 2 + np.arcsinh(odds * np.sinh(loss / 2))))
+        log_odds = _log_rest(self.up) - math.log(self.up) + 0.5 / self.z**2
+        if log_odds + float(np.max(np.abs(loss))) / 2 < 600:
+            return np.asarray(self.z**2 * (loss / 2 + np.arcsinh(math.exp(log_odds) * np.sinh(loss / 2))))
+        half = np.maximum(np.abs(loss) / 2, 1e-300)
+        log = log_odds + half + np.log(-np.expm1(-2 * half))  # of twice what arcsinh is taken of
+        size = np.where(log > 40, log, np.arcsinh(np.exp(np.minimum(log, 40)) / 2))
+        return np.asarray(self.z**2 * (loss / 2 + np.copysign(size, loss)))
 
     def masses(self, x: Floats) -> tuple[Floats, Floats]:
         """P and Q of the intervals between the points x."""
@@ -143,14 +174,16 @@ class Pair:
 def _log_mix(share: float, log: Floats) -> Floats:
     """log(1 - share + share e^log), accurate also where it is near zero."""
     if share <= 0.5:
-        return np.asarray(np.log1p(share * np.expm1(log)))
+        mixed = np.log1p(share * np.expm1(np.minimum(log, 500)))
+        return np.asarray(np.where(log <= 500, mixed, log + math.log(max(share, 1e-300))))
     return np.asarray(np.logaddexp(_log_rest(share), math.log(share) + log))
 
 
 def _drawn_point(loss: Floats, z: float, q: float) -> Floats:
     """The x at which log(1 - q + q e^((x - 1/2) / z^2)) is `loss`."""
     with np.errstate(divide="ignore"):
-        return np.asarray(0.5 + z**2 * np.log(np.maximum(np.expm1(loss) + q, 0) / q))
+        log = np.log(np.maximum(np.expm1(np.minimum(loss, 40)) + q, 0) / q)
+        return np.asarray(0.5 + z**2 * (log + np.maximum(loss - 40, 0)))
 
 
 def _normal(x: Floats) -> Floats:
@@ -176,22 +209,33 @@ def _directions(steps: tuple[Step, ...], adjacency: str) -> list[list[Pair]]:
 
 
 class Sketch:
-    """The moments of the summed loss, from a few thousand points of x per step: good for planning, not a bound."""
+    """The moments of the summed loss, from a few thousand points of x per step.
+
+    `cumulant` is a bound from above for theta >= 0, of the loss where it is finite: what P has below the points counts
+    at the lowest loss, where it is larger than in truth. What P has above them counts at the highest loss, which is too
+    little: `infinite` is the chance that any step gets there, and a bound of delta must add it. The trapezoid rule
+    between is exact to rounding while the integrand's bends are wider than the gaps (`smooth`); with the ends at full
+    weight it counts too much there, not too little.
+    """
 
     def __init__(self, pairs: list[Pair], counts: tuple[int, ...], cap: float, tail: float) -> None:
         self.counts = counts
         self.losses: list[Floats] = []
         self.logs: list[Floats] = []
+        self.bends: list[tuple[float, float]] = []
         log_finite = 0.0
         for pair in pairs:
             low, high = pair.ends(-cap, cap, tail)
             x = np.linspace(low, high, NODES)
             density = _log_mixture(x, pair.z, pair.up)
             logs = density + math.log(max(x[1] - x[0], 1e-300))
+            losses = pair.loss(x)
+            self.bends.append((float(np.diff(logs, 2).min()), float(np.diff(losses, 2).min())))
             above = _log_above(x[-1], pair)
             logs[-1] = np.logaddexp(logs[-1], above)
+            logs[0] = np.logaddexp(logs[0], _log_below(x[0], pair))
             log_finite += counts[len(self.logs)] * _log_rest(math.exp(above))
-            self.losses.append(pair.loss(x))
+            self.losses.append(losses)
             self.logs.append(logs)
         self.most = sum(count * float(loss[-1]) for count, loss in zip(counts, self.losses))
         self.infinite = -math.expm1(log_finite)
@@ -250,10 +294,33 @@ class Sketch:
         theta = self.saddle(epsilon)
         return self.cumulant(theta) - theta * epsilon + _log_lift(theta)
 
+    def smooth(self, theta: float) -> bool:
+        """Whether no peak of the tilted density is narrower than sqrt(2) gaps between points.
+
+        The trapezoid rule errs by 2 e^(-2 pi^2 (width / gap)^2) of a Gaussian peak: at most e^-38 then.
+        """
+        return all(log + theta * min(loss, 0.0) >= -0.5 for log, loss in self.bends)
+
+    def bound(self, theta: float) -> float:
+        """The cumulant, with what its rounding may hide."""
+        return self.cumulant(theta) + SUM_ROUNDOFF * sum(self.counts)
+
     def epsilon(self, delta: float) -> float:
-        """An upper bound of epsilon in the same way, over a list of tilts."""
+        """An upper bound of epsilon in the same way, over a list of tilts: what is infinite is taken off delta."""
+        if self.infinite >= delta:
+            return math.inf
+        goal = math.log(delta - self.infinite)
         tilts: list[float] = np.geomspace(1e-2, 1e6, 81).tolist()
-        return max(0.0, min((self.cumulant(t) + _log_lift(t) - math.log(delta)) / t for t in tilts))
+        bounds = [(self.bound(t) + _log_lift(t) - goal) / t for t in tilts if self.smooth(t)]
+        return max(0.0, min(bounds, default=math.inf))
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound of delta, likewise."""
+        theta = self.saddle(epsilon)
+        if not self.smooth(theta):
+            return 1.0
+        log = self.bound(theta) - theta * epsilon + _log_lift(theta)
+        return min(1.0, self.infinite + math.exp(min(0.0, log)))
 
     def window(self, theta: float, epsilon: float, tail: float) -> Window:
         """A window of S that serves the tilt theta, by Chernoff bounds on the tilted S; `tail` is a log of mass.
@@ -262,7 +329,7 @@ class Sketch:
         losses above epsilon. Above the window itself the mass need only be small after the tilt is undone. Untilting by
         1 + theta always helps, since E e^-S <= 1.
         """
-        at, scale = self.cumulant(theta), 1 / math.sqrt(self.moments(theta)[1])
+        at, scale = self.cumulant(theta), 1 / math.sqrt(max(self.moments(theta)[1], 1e-30))
         shifts = scale * np.geomspace(0.05, 60, 14)
         above = [self.cumulant(theta + s) - at - tail for s in shifts]
         bottom = min(epsilon, max((tail + at - self.cumulant(theta - s)) / s for s in [*shifts, 1 + theta]))
@@ -297,6 +364,14 @@ def _log_above(x: float, pair: Pair) -> float:
 
     centre = float(log_ndtr(-x / pair.z)) + _log_rest(pair.up)
     return float(np.logaddexp(centre, math.log(pair.up) + float(log_ndtr((1 - x) / pair.z)))) if pair.up else centre
+
+
+def _log_below(x: float, pair: Pair) -> float:
+    """Log of P's mass below x."""
+    from scipy.special import log_ndtr
+
+    centre = float(log_ndtr(x / pair.z)) + _log_rest(pair.up)
+    return float(np.logaddexp(centre, math.log(pair.up) + float(log_ndtr((x - 1) / pair.z)))) if pair.up else centre
 
 
 def _log_rest(mass: float) -> float:
@@ -383,7 +458,8 @@ class Composed:
         """
         total = np.cumsum(self.mass[::-1])[::-1] + self.extra
         shrunk = np.cumsum((self.mass * np.exp(-self.losses))[::-1])[::-1]
-        noise = self.noise * np.exp(np.minimum(-self.theta * self.losses, 600.0))
+        with np.errstate(over="ignore"):
+            noise = self.noise * np.exp(np.minimum(-self.theta * self.losses, 600.0))
         enough = total - np.exp(self.losses) * shrunk + noise <= delta
         if not enough[-1]:
             return math.inf
@@ -394,15 +470,23 @@ class Composed:
         return max(0.0, min(float(self.losses[j]), math.log(max(room, 1e-300) / float(shrunk[j]))))
 
 
+NOTHING = Composed(np.zeros(1), np.zeros(1), 1.0, 0.0, 0.0)
+"""What is known of any sum."""
+
+
 def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
     """The sum of `counts` losses of each pair: an upper bound, and close around this epsilon and delta."""
+    if epsilon > MOST_LOSS:
+        return NOTHING
     cap, tail = epsilon + HEADROOM, TAIL * delta / sum(counts)
     sketch = Sketch(pairs, counts, cap, tail)
     if sketch.most < 0.9 * epsilon:
         return Composed(np.array([sketch.most]), np.ones(1), sketch.infinite, 0.0, 0.0)
     theta, bottom, top, exponent = sketch.best_window(epsilon, delta)
     width = top - bottom
-    length = _length(sketch, theta, width, detail, max(1.0, epsilon))
+    length = _length(sketch, theta, width, detail)
+    if length > LONGEST or max(top, -bottom) > FARTHEST:
+        return NOTHING
     h = width / (length - 4)
     high = min(cap, top + max(0.0, -bottom))
     grids = [Grid.of(pair, h, max(low, -cap), high, tail) for pair, low in zip(pairs, sketch.floors(theta))]
@@ -417,13 +501,15 @@ def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: 
     return Composed(losses, mass, infinite + math.exp(min(0.0, beyond)), noise, theta)
 
 
-def _length(sketch: Sketch, theta: float, width: float, detail: Detail, unit: float) -> int:
-    """The shortest FFT whose cells are fine enough, or the longest that is allowed; cells are measured in `unit`."""
+def _length(sketch: Sketch, theta: float, width: float, detail: Detail) -> int:
+    """The shortest FFT whose cells are fine enough; if it is their share of variance that is not, then the longest one
+    that is allowed for that.
+    """
     length = 1 << 10
     variance = detail.variance * sketch.moments(theta)[1]
     while length < detail.length and sketch.added_variance(theta, width / length) > variance:
         length *= 2
-    while length < detail.length and width / (length - 4) > detail.width * unit:
+    while length <= LONGEST and width / (length - 4) > detail.width:
         length *= 2
     return length
 
@@ -477,22 +563,44 @@ def _direction_delta(pairs: list[Pair], counts: tuple[int, ...], epsilon: float)
     while best < scale / 10 and scale > LEAST_DELTA:
         scale = max(scale / 1e6, LEAST_DELTA)
         best = _compose(pairs, counts, epsilon, scale, COARSE).delta(epsilon)
-    return max(LEAST_DELTA, _compose(pairs, counts, epsilon, scale, FINE).delta(epsilon))
+    chernoff = Sketch(pairs, counts, epsilon + HEADROOM, TAIL * scale / sum(counts)).delta(epsilon)
+    return max(LEAST_DELTA, min(chernoff, _compose(pairs, counts, epsilon, scale, FINE).delta(epsilon)))
 
 
 @lru_cache(maxsize=256)
 def epsilon(steps: tuple[Step, ...], adjacency: str, delta: float) -> float:
-    """An upper bound of the epsilon that the composed steps have at delta."""
+    """An upper bound of the epsilon that the composed steps have at delta.
+
+    Steps that draw rows too rarely to matter are paid for with delta: unless they draw the row, neighbours look alike.
+    Multipliers below LEAST_PRICED are not told from none, and those above MOST_MULTIPLIER not from that.
+    """
+    rare = [step for step in steps if step.count * step.probability <= RARE * delta / len(steps)]
+    steps = tuple(
+        Step(min(step.multiplier, MOST_MULTIPLIER), step.probability, step.count) for step in steps if step not in rare
+    )
+    delta -= sum(step.count * step.probability for step in rare)
+    if sum(step.count * step.probability for step in steps) <= delta:
+        return 0.0
+    if min(step.multiplier for step in steps) < LEAST_PRICED or delta < LEAST_PRICED_DELTA:
+        return math.inf
     counts = tuple(step.count for step in steps)
     return max(_direction_epsilon(pairs, counts, delta) for pairs in _directions(steps, adjacency))
 
 
 def _direction_epsilon(pairs: list[Pair], counts: tuple[int, ...], delta: float) -> float:
-    """Epsilon of one direction: a Chernoff bound, sharpened on the coarse grid, and on the fine one until it stays."""
+    """Epsilon of one direction: a Chernoff bound, or what the fine grid says around the epsilon that the coarse one
+    finds, and once more around its own as long as that moves.
+    """
     best = Sketch(pairs, counts, MOST_LOSS, TAIL * delta / sum(counts)).epsilon(delta)
-    for detail in (COARSE, COARSE, FINE, FINE, FINE):
-        last, best = best, min(best, _compose(pairs, counts, best, delta, detail).epsilon(delta))
-        if detail is FINE and best >= 0.99 * last:
+    if math.isinf(best):
+        return best
+    centre = best
+    for _ in range(2):
+        centre = min(centre, _compose(pairs, counts, centre, delta, COARSE).epsilon(delta))
+    for _ in range(MOST_FINE):
+        last, best = centre, min(best, _compose(pairs, counts, centre, delta, FINE).epsilon(delta))
+        centre = min(centre, best)
+        if best >= SETTLED * last:
             break
     return best
 
@@ -501,6 +609,14 @@ MARGIN = 1e-4
 """Calibration aims at an epsilon this share below the target, give or take as much, and at a delta below the target by
 once more what is there for rounding.
 """
+
+TIGHT = 1e-4
+"""Multipliers are not searched for more closely than to this share."""
+
+ROOM = 1e-3
+"""A multiplier that could be smaller by this share is worth another try, of which there are so many."""
+
+MOST_SETTLING = 8
 
 MOST_TRIES = 12
 
@@ -513,7 +629,9 @@ def multiplier(epsilon: float, delta: float, probability: float, count: int, adj
     bounds give a start, the coarse grid a slope, and a few evaluations on the fine grid the result.
     """
     search = Search(epsilon, delta, probability, count, adjacency)
-    return search.fine(*search.coarse(search.start()))
+    start = search.start()
+    found = search.fine(*search.coarse(start)) if epsilon < MOST_LOSS else start
+    return math.exp(search.settled(min(found, start)))
 
 
 @dataclass(frozen=True)
@@ -566,34 +684,58 @@ class Search:
         return point, slope, sorted(range(len(deltas)), key=lambda i: -deltas[i])
 
     def fine(self, point: float, slope: float, order: list[int]) -> float:
-        """The multiplier that the fine grid finds: in the worst direction, and then checked in the other one."""
+        """The point that the fine grid finds: in the worst direction, and then checked in the other one.
+
+        Where the cells' spread and the rounding leave no safe point that is tight too, it is the best one seen.
+        """
         last, wanted = (point, self.goal), order[:1]
         low, high = -math.inf, math.inf
         for _ in range(MOST_TRIES):
             composed = [self._compose(self.directions(point)[i], FINE) for i in wanted]
-            if self._safe(composed) and self._tight(composed):
+            safe = self._safe(composed)
+            if safe and (self._tight(composed) or high - low < TIGHT):
                 rest = [self.directions(point)[i] for i in order if i not in wanted]
                 if self._safe([self._compose(pairs, FINE) for pairs in rest]):
-                    return math.exp(self._confirmed(point))
-                wanted = order
+                    return point
+                wanted, low, high = order, point, math.inf
                 continue
+            low, high = (low, min(high, point)) if safe else (max(low, point), high)
             height = _height(max(self._delta(one, 1.0) for one in composed))
-            low, high = (max(low, point), high) if height < self.goal else (low, min(high, point))
             slope = _slope(last, (point, height), slope)
             last, point = (point, height), point + _move(self.goal - height, slope)
-            point = point if low < point < high else (low + high) / 2
-        raise ArithmeticError(f"no multiplier found for epsilon {self.epsilon} and delta {self.delta}")
+            if not low < point < high:
+                point = (low + high) / 2 if math.isfinite(high - low) else low + 0.1 if low > point else high - 0.1
+        return high if math.isfinite(high) else point
 
-    def _confirmed(self, point: float) -> float:
-        """The point, moved up until `epsilon` agrees with the target.
+    def settled(self, point: float) -> float:
+        """The point, moved up until `epsilon` agrees that it is safe, and down while `epsilon` finds much room.
 
-        It always does but where rows are hardly ever drawn and epsilon is small: there the cells' own spread shows next
-        to epsilon, and with it on which grid one looks. All of them are upper bounds; reports should not contradict.
+        All grids and Chernoff are upper bounds, but not equal ones, and those of `epsilon` are not centred at the
+        target: reports should not contradict, so the last word is theirs. Epsilon falls at least as fast as 1/z does.
         """
-        if self.count * self.probability < 1 and self.epsilon < 0.2:
-            while self._reported(point) > self.epsilon:
-                point += 1e-3
-        return point
+        low, high, fall = -math.inf, math.inf, 1.0
+        last: tuple[float, float] | None = None
+        for tries in range(MOST_SETTLING):
+            excess = math.log(min(max(self._reported(point), 1e-3 * self.epsilon), 1e3 * self.epsilon) / self.epsilon)
+            if last and point != last[0]:
+                fall = min(max((excess - last[1]) / (last[0] - point), 1.0), 50.0)
+            low, high = (low, min(high, point)) if excess <= 0 else (max(low, point), high)
+            if (excess <= 0 and -excess < ROOM * fall) or high - low < ROOM:
+                return high
+            first = 0.25 if tries == 0 else 1.0
+            last, point = (point, excess), point + min(max(first * (excess + ROOM / 2 * fall) / fall, -0.1), 0.5)
+            if not low < point < high:
+                point = (low + high) / 2 if math.isfinite(high - low) else low + 2 * ROOM
+        step = 0.05
+        while math.isinf(high):
+            point, step = max(point, low) + step, 2 * step
+            if point > math.log(MOST_MULTIPLIER):
+                raise BismarckError(
+                    f"epsilon {self.epsilon:g} and delta {self.delta:g} are too small to be told from rounding",
+                    "use larger ones",
+                )
+            high = point if self._reported(point) <= self.epsilon else high
+        return high
 
     def _reported(self, point: float) -> float:
         return epsilon((Step(math.exp(point), self.probability, self.count),), self.adjacency, self.delta)
