@@ -540,7 +540,7 @@ positive = st.floats(1e-6, 1e6)
 leaf = st.one_of(
     st.builds(GaussianDpEvent, positive),
     st.builds(LaplaceDpEvent, positive),
-    st.builds(ZCDpEvent, st.floats(0, 1e6)),
+    st.builds(ZCDpEvent, st.just(0.0) | positive),
     st.just(NoOpDpEvent()),
     st.just(NonPrivateDpEvent()),
 )
