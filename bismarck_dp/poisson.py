@@ -121,13 +121,13 @@ class Window(NamedTuple):
 
 
 COARSE = Detail(math.inf, 1e-3, 1 << 16)
-FINE = Detail(1e-4, 2e-4, 1 << 20)
+FINE = Detail(1e-4, 2e-4, 1 << 19)
 
 FARTHEST = 600.0
 """Windows end before this, where e^x is no longer a floating point number."""
 
-LONGEST = 1 << 22
-"""Windows that need longer FFTs for cells of the widest width, some 400 wide, are left to Chernoff bounds."""
+LONGEST = 1 << 21
+"""Windows that need longer FFTs for cells of the widest width, some 200 wide, are left to Chernoff bounds."""
 
 
 @dataclass(frozen=True)
@@ -616,9 +616,9 @@ TIGHT = 1e-4
 ROOM = 1e-3
 """A multiplier that could be smaller by this share is worth another try, of which there are so many."""
 
-MOST_SETTLING = 8
+MOST_SETTLING = 4
 
-MOST_TRIES = 12
+MOST_TRIES = 6
 
 
 @lru_cache(maxsize=256)
