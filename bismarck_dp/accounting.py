@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -244,15 +245,18 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     mu = 1 / multiplier
     if _gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    low, high = 0.0, 1.0
-    while _gaussian_delta(high, mu) > delta:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (low, middle) if _gaussian_delta(middle, mu) <= delta else (middle, high)
+    high = _turn(lambda epsilon: _gaussian_delta(epsilon, mu) > delta)[1]
     return high * (1 + 1e-12)
+
+
+def _turn(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The neighbouring floats between which a condition, true at 0, turns false; it turns once."""
+    low, high = 0.0, 1.0
+    while holds(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def _gaussian_delta(epsilon: float, mu: float) -> float:
@@ -279,13 +283,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return 0.0
     if delta <= 0 or math.isinf(rho):
         return math.inf
-    low, high = 0.0, 1.0
-    while rho * high**2 < -math.log(delta) - math.log1p(high):
-        low, high = high, 2 * high
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rho * middle**2 >= -math.log(delta) - math.log1p(middle) else (middle, high)
-    above = high  # alpha - 1
+    above = _turn(lambda above: rho * above**2 < -math.log(delta) - math.log1p(above))[1]  # alpha - 1
     return max(
         0.0, (1 + above) * rho + math.log(above) - math.log1p(above) - (math.log(delta) + math.log1p(above)) / above
     )
@@ -294,15 +292,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 @lru_cache(maxsize=1024)
 def zcdp_rho(epsilon: float, delta: float) -> float:
     """The largest rho whose `zcdp_epsilon` is at most epsilon, from below."""
-    low, high = 0.0, 1.0
-    while zcdp_epsilon(high, delta) <= epsilon:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
-    return low
+    return _turn(lambda rho: zcdp_epsilon(rho, delta) <= epsilon)[0]
 
 
 def selection_rho(epsilon: float) -> float:
@@ -541,9 +531,9 @@ class PoissonGaussians:
         _check_privacy(epsilon, delta)
         if self.probability == 1:
             return _doubling(self.adjacency) * Gaussians(self.count).multiplier(epsilon, delta)
-        from . import poisson
+        from .poisson_search import multiplier
 
-        return poisson.multiplier(epsilon, delta, self.probability, self.count, self.adjacency)
+        return multiplier(epsilon, delta, self.probability, self.count, self.adjacency)
 
     def epsilon(self, multiplier: float, delta: float) -> float:
         return epsilon_of(self.event(multiplier), delta, self.adjacency).epsilon

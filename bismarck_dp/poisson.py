@@ -36,8 +36,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BismarckError
-
 Floats = npt.NDArray[np.float64]
 
 LEAST_MULTIPLIER = 0.05
@@ -198,7 +196,7 @@ def _normal(x: Floats) -> Floats:
     return np.asarray(mass)
 
 
-def _directions(steps: tuple[Step, ...], adjacency: str) -> list[list[Pair]]:
+def directions(steps: tuple[Step, ...], adjacency: str) -> list[list[Pair]]:
     """The steps' dominating pairs, once for each direction in which neighbours can be told apart."""
     if adjacency == "replace":
         return [[Pair(step.multiplier, step.probability, step.probability) for step in steps]]
@@ -474,7 +472,7 @@ NOTHING = Composed(np.zeros(1), np.zeros(1), 1.0, 0.0, 0.0)
 """What is known of any sum."""
 
 
-def _compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
+def compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
     """The sum of `counts` losses of each pair: an upper bound, and close around this epsilon and delta."""
     if epsilon > MOST_LOSS:
         return NOTHING
@@ -554,7 +552,7 @@ def _exp_power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.c
 def delta(steps: tuple[Step, ...], adjacency: str, epsilon: float) -> float:
     """An upper bound of the delta that the composed steps have at epsilon; below LEAST_DELTA only LEAST_DELTA."""
     counts = tuple(step.count for step in steps)
-    return max(_direction_delta(pairs, counts, epsilon) for pairs in _directions(steps, adjacency))
+    return max(_direction_delta(pairs, counts, epsilon) for pairs in directions(steps, adjacency))
 
 
 def _direction_delta(pairs: list[Pair], counts: tuple[int, ...], epsilon: float) -> float:
@@ -562,9 +560,9 @@ def _direction_delta(pairs: list[Pair], counts: tuple[int, ...], epsilon: float)
     scale, best = 1.0, 0.0
     while best < scale / 10 and scale > LEAST_DELTA:
         scale = max(scale / 1e6, LEAST_DELTA)
-        best = _compose(pairs, counts, epsilon, scale, COARSE).delta(epsilon)
+        best = compose(pairs, counts, epsilon, scale, COARSE).delta(epsilon)
     chernoff = Sketch(pairs, counts, epsilon + HEADROOM, TAIL * scale / sum(counts)).delta(epsilon)
-    return max(LEAST_DELTA, min(chernoff, _compose(pairs, counts, epsilon, scale, FINE).delta(epsilon)))
+    return max(LEAST_DELTA, min(chernoff, compose(pairs, counts, epsilon, scale, FINE).delta(epsilon)))
 
 
 @lru_cache(maxsize=256)
@@ -584,7 +582,7 @@ def epsilon(steps: tuple[Step, ...], adjacency: str, delta: float) -> float:
     if min(step.multiplier for step in steps) < LEAST_PRICED or delta < LEAST_PRICED_DELTA:
         return math.inf
     counts = tuple(step.count for step in steps)
-    return max(_direction_epsilon(pairs, counts, delta) for pairs in _directions(steps, adjacency))
+    return max(_direction_epsilon(pairs, counts, delta) for pairs in directions(steps, adjacency))
 
 
 def _direction_epsilon(pairs: list[Pair], counts: tuple[int, ...], delta: float) -> float:
@@ -596,175 +594,10 @@ def _direction_epsilon(pairs: list[Pair], counts: tuple[int, ...], delta: float)
         return best
     centre = best
     for _ in range(2):
-        centre = min(centre, _compose(pairs, counts, centre, delta, COARSE).epsilon(delta))
+        centre = min(centre, compose(pairs, counts, centre, delta, COARSE).epsilon(delta))
     for _ in range(MOST_FINE):
-        last, best = centre, min(best, _compose(pairs, counts, centre, delta, FINE).epsilon(delta))
+        last, best = centre, min(best, compose(pairs, counts, centre, delta, FINE).epsilon(delta))
         centre = min(centre, best)
         if best >= SETTLED * last:
             break
     return best
-
-
-MARGIN = 1e-4
-"""Calibration aims at an epsilon this share below the target, give or take as much, and at a delta below the target by
-once more what is there for rounding.
-"""
-
-TIGHT = 1e-4
-"""Multipliers are not searched for more closely than to this share."""
-
-ROOM = 1e-3
-"""A multiplier that could be smaller by this share is worth another try, of which there are so many."""
-
-MOST_SETTLING = 4
-
-MOST_TRIES = 6
-
-
-@lru_cache(maxsize=256)
-def multiplier(epsilon: float, delta: float, probability: float, count: int, adjacency: str) -> float:
-    """The smallest noise multiplier of `count` steps that are (epsilon, delta)-DP together, to a few parts in 10^4.
-
-    The search goes by log(-log delta) at the target epsilon as a function of log z, which is nearly straight: Chernoff
-    bounds give a start, the coarse grid a slope, and a few evaluations on the fine grid the result.
-    """
-    search = Search(epsilon, delta, probability, count, adjacency)
-    start = search.start()
-    found = search.fine(*search.coarse(start)) if epsilon < MOST_LOSS else start
-    return math.exp(search.settled(min(found, start)))
-
-
-@dataclass(frozen=True)
-class Search:
-    """The state of a calibration: what is asked for. Points are log z."""
-
-    epsilon: float
-    delta: float
-    probability: float
-    count: int
-    adjacency: str
-
-    @property
-    def goal(self) -> float:
-        return math.log(-math.log(self.delta))
-
-    def directions(self, point: float) -> list[list[Pair]]:
-        return _directions((Step(math.exp(point), self.probability, self.count),), self.adjacency)
-
-    def start(self) -> float:
-        """The point at which Chernoff bounds promise the delta, to a hundredth."""
-        drawn = -math.expm1(self.count * math.log1p(-self.probability)) if self.probability < 1 else 1.0
-        low, high = math.log(LEAST_MULTIPLIER), 1.0
-        if self.delta >= drawn or self._chernoff(low) <= math.log(self.delta):
-            raise BismarckError(
-                f"delta {self.delta:g} is no less than the chance {drawn:g} that a row is drawn at all",
-                "almost no noise would do for it: use a smaller delta",
-            )
-        while self._chernoff(high) > math.log(self.delta):
-            low, high = high, high + 2
-        while high - low > 0.01:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self._chernoff(middle) <= math.log(self.delta) else (middle, high)
-        return high
-
-    def _chernoff(self, point: float) -> float:
-        cap, tail = self.epsilon + HEADROOM, TAIL * self.delta / self.count
-        return max(Sketch(pairs, (self.count,), cap, tail).log_delta(self.epsilon) for pairs in self.directions(point))
-
-    def coarse(self, point: float) -> tuple[float, float, list[int]]:
-        """The point that the coarse grid finds, the slope there, and the directions by falling delta."""
-        slope, last = 2.0, (point, self.goal)
-        for _ in range(MOST_TRIES):
-            deltas = [self._delta(self._compose(pairs, COARSE), 1.0) for pairs in self.directions(point)]
-            height = _height(max(deltas))
-            slope = _slope(last, (point, height), slope)
-            last, point = (point, height), point + _move(self.goal - height, slope)
-            if abs(self.goal - height) < 1e-3:
-                break
-        return point, slope, sorted(range(len(deltas)), key=lambda i: -deltas[i])
-
-    def fine(self, point: float, slope: float, order: list[int]) -> float:
-        """The point that the fine grid finds: in the worst direction, and then checked in the other one.
-
-        Where the cells' spread and the rounding leave no safe point that is tight too, it is the best one seen.
-        """
-        last, wanted = (point, self.goal), order[:1]
-        low, high = -math.inf, math.inf
-        for _ in range(MOST_TRIES):
-            composed = [self._compose(self.directions(point)[i], FINE) for i in wanted]
-            safe = self._safe(composed)
-            if safe and (self._tight(composed) or high - low < TIGHT):
-                rest = [self.directions(point)[i] for i in order if i not in wanted]
-                if self._safe([self._compose(pairs, FINE) for pairs in rest]):
-                    return point
-                wanted, low, high = order, point, math.inf
-                continue
-            low, high = (low, min(high, point)) if safe else (max(low, point), high)
-            height = _height(max(self._delta(one, 1.0) for one in composed))
-            slope = _slope(last, (point, height), slope)
-            last, point = (point, height), point + _move(self.goal - height, slope)
-            if not low < point < high:
-                point = (low + high) / 2 if math.isfinite(high - low) else low + 0.1 if low > point else high - 0.1
-        return high if math.isfinite(high) else point
-
-    def settled(self, point: float) -> float:
-        """The point, moved up until `epsilon` agrees that it is safe, and down while `epsilon` finds much room.
-
-        All grids and Chernoff are upper bounds, but not equal ones, and those of `epsilon` are not centred at the
-        target: reports should not contradict, so the last word is theirs. Epsilon falls at least as fast as 1/z does.
-        """
-        low, high, fall = -math.inf, math.inf, 1.0
-        last: tuple[float, float] | None = None
-        for tries in range(MOST_SETTLING):
-            excess = math.log(min(max(self._reported(point), 1e-3 * self.epsilon), 1e3 * self.epsilon) / self.epsilon)
-            if last and point != last[0]:
-                fall = min(max((excess - last[1]) / (last[0] - point), 1.0), 50.0)
-            low, high = (low, min(high, point)) if excess <= 0 else (max(low, point), high)
-            if (excess <= 0 and -excess < ROOM * fall) or high - low < ROOM:
-                return high
-            first = 0.25 if tries == 0 else 1.0
-            last, point = (point, excess), point + min(max(first * (excess + ROOM / 2 * fall) / fall, -0.1), 0.5)
-            if not low < point < high:
-                point = (low + high) / 2 if math.isfinite(high - low) else low + 2 * ROOM
-        step = 0.05
-        while math.isinf(high):
-            point, step = max(point, low) + step, 2 * step
-            if point > math.log(MOST_MULTIPLIER):
-                raise BismarckError(
-                    f"epsilon {self.epsilon:g} and delta {self.delta:g} are too small to be told from rounding",
-                    "use larger ones",
-                )
-            high = point if self._reported(point) <= self.epsilon else high
-        return high
-
-    def _reported(self, point: float) -> float:
-        return epsilon((Step(math.exp(point), self.probability, self.count),), self.adjacency, self.delta)
-
-    def _delta(self, composed: Composed, share: float) -> float:
-        """Delta with a share of the margins."""
-        shrunk = self.epsilon * (1 - share * MARGIN)
-        return max(composed.delta(shrunk), composed.delta(self.epsilon) + share * composed.rounding(self.epsilon))
-
-    def _safe(self, composed: list[Composed]) -> bool:
-        return all(self._delta(one, 0.2) <= self.delta for one in composed)
-
-    def _tight(self, composed: list[Composed]) -> bool:
-        return any(self._delta(one, 2.0) > self.delta for one in composed)
-
-    def _compose(self, pairs: list[Pair], detail: Detail) -> Composed:
-        return _compose(pairs, (self.count,), self.epsilon, self.delta, detail)
-
-
-def _height(delta: float) -> float:
-    """log(-log delta), finite."""
-    return math.log(-math.log(min(max(delta, 1e-300), 1 - 1e-9)))
-
-
-def _slope(last: tuple[float, float], this: tuple[float, float], default: float) -> float:
-    """The slope between two points if it says anything."""
-    run, rise = this[0] - last[0], this[1] - last[1]
-    return rise / run if run != 0 and rise / run > 0.1 else default
-
-
-def _move(rise: float, slope: float) -> float:
-    return min(max(rise / slope, -0.5), 0.5)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import sqlalchemy
 
+from bismarck_dp import BismarckError, explain
 from bismarck_dp.controller.database import Database, embedded
 
 
@@ -97,3 +98,12 @@ def two_classes(n: int, d: int, seed: int = 0) -> tuple[Any, Any]:
     w = rng.normal(size=d)
     y = np.where(x @ w + 0.3 * rng.normal(size=n) > 0, 1.0, -1.0)
     return x, y
+
+
+def plans(algorithm: str, epsilon: float, delta: float, adjacency: str) -> bool:
+    """Whether an algorithm takes such a budget at all: some are for delta above 0 only."""
+    try:
+        explain(algorithm=algorithm, n=100, d=2, epsilon=epsilon, delta=delta, adjacency=adjacency)
+    except BismarckError:
+        return False
+    return True

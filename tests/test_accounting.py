@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from bismarck_dp import accounting, poisson
+from bismarck_dp import accounting, poisson, poisson_search
 from bismarck_dp.accounting import (
     ComposedDpEvent,
     Event,
@@ -235,7 +235,7 @@ def test_poisson_delta_is_exact_from_above(
 @pytest.mark.parametrize(("z", "q", "epsilon"), [(1.0, 0.6, 0.05), (0.5, 0.1, 0.08), (3.0, 0.9, 0.4)])
 def test_both_directions_of_zero_out_are_priced(z: float, q: float, epsilon: float) -> None:
     """A row can be told by its presence and by its absence; each must be there, at its own value."""
-    remove, add = poisson._directions((poisson.Step(z, q, 1),), "zero-out")
+    remove, add = poisson.directions((poisson.Step(z, q, 1),), "zero-out")
     for pairs, up, down in ((remove, q, 0.0), (add, 0.0, q)):
         exact = one_step_delta(epsilon, z, up, down)
         assert poisson._direction_delta(pairs, (1,), epsilon) == pytest.approx(exact, rel=1e-4)
@@ -426,9 +426,9 @@ def test_calibration_takes_few_evaluations(
         return power(grids, counts, theta, length)
 
     monkeypatch.setattr(poisson, "_power", counted)
-    poisson.multiplier.cache_clear()
+    poisson_search.multiplier.cache_clear()
     start = time.process_time()
-    multiplier = poisson.multiplier(epsilon, delta, probability, count, adjacency)
+    multiplier = poisson_search.multiplier(epsilon, delta, probability, count, adjacency)
     seconds = time.process_time() - start
     print(f"epsilon {epsilon} delta {delta} q {probability} T {count} {adjacency}: {multiplier:.6g}, {seconds:.2f} s")
     assert max(lengths) <= poisson.LONGEST
@@ -462,15 +462,15 @@ def test_no_event_costs_more_than_it_was_calibrated_for(
 
 def test_calibration_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the fine grid finds nothing to be safe and tight, the result is safe and not far off all the same."""
-    good = poisson.multiplier(1.0, 1e-6, 0.01, 1000, "zero-out")
+    good = poisson_search.multiplier(1.0, 1e-6, 0.01, 1000, "zero-out")
     for never in ("_safe", "_tight"):
         with monkeypatch.context() as patch:
-            patch.setattr(poisson.Search, never, lambda self, composed: False)
-            poisson.multiplier.cache_clear()
-            found = poisson.multiplier(1.0, 1e-6, 0.01, 1000, "zero-out")
+            patch.setattr(poisson_search.Search, never, lambda self, composed: False)
+            poisson_search.multiplier.cache_clear()
+            found = poisson_search.multiplier(1.0, 1e-6, 0.01, 1000, "zero-out")
         assert poisson.epsilon((poisson.Step(found, 0.01, 1000),), "zero-out", 1e-6) <= 1.0
         assert found == pytest.approx(good, rel=5e-3)
-    poisson.multiplier.cache_clear()
+    poisson_search.multiplier.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_cells_are_never_wider_than_specified(
     epsilon: float, delta: float, probability: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths: list[float] = []
-    compose = poisson._compose
+    compose = poisson.compose
 
     def watched(pairs: Any, counts: Any, centre: float, share: float, detail: Any) -> Any:
         composed = compose(pairs, counts, centre, share, detail)
@@ -489,10 +489,10 @@ def test_cells_are_never_wider_than_specified(
             widths.append(float(composed.losses[1] - composed.losses[0]))
         return composed
 
-    monkeypatch.setattr(poisson, "_compose", watched)
-    poisson.multiplier.cache_clear()
+    monkeypatch.setattr(poisson, "compose", watched)
+    poisson_search.multiplier.cache_clear()
     poisson.epsilon.cache_clear()
-    multiplier = poisson.multiplier(epsilon, delta, probability, count, "zero-out")
+    multiplier = poisson_search.multiplier(epsilon, delta, probability, count, "zero-out")
     assert widths
     assert max(widths) <= 1e-4 * (1 + 1e-6)
     assert poisson.epsilon((poisson.Step(multiplier, probability, count),), "zero-out", delta) <= epsilon
@@ -506,7 +506,7 @@ def test_chernoff_bounds_are_bounds(
     """Also with ends of x so near that much lies beyond them."""
     exact = exact_delta(epsilon, multiplier, probability, count, adjacency)
     for tail in (1e-7 * exact, 0.5 * exact):
-        directions = poisson._directions((poisson.Step(multiplier, probability, count),), adjacency)
+        directions = poisson.directions((poisson.Step(multiplier, probability, count),), adjacency)
         sketches = [poisson.Sketch(pairs, (count,), poisson.MOST_LOSS, tail / count) for pairs in directions]
         assert max(sketch.delta(epsilon) for sketch in sketches) >= exact * (1 - UNSAFE)
         assert max(sketch.epsilon(exact) for sketch in sketches) >= epsilon * (1 - UNSAFE)
