@@ -108,7 +108,7 @@ class Training:
 
     def epochs(self) -> list[float]:
         self.engine.begin(self.packed, self.plan)
-        times = [seconds(lambda: self.engine.epoch(self.packed)) for _ in range(EPOCHS)]
+        times = [seconds(lambda: self.engine.epoch(self.packed, self.plan)) for _ in range(EPOCHS)]
         self.engine.drop(self.packed)
         return times
 

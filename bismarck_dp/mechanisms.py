@@ -12,7 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .accounting import Event, Gaussians, Laplaces, NonPrivateDpEvent, gaussian_multiplier
+from .accounting import (
+    Event,
+    Gaussians,
+    Laplaces,
+    NonPrivateDpEvent,
+    PoissonGaussians,
+    gaussian_multiplier,
+)
 from .errors import BismarckError
 
 GRID_STEPS = 2.0**16
@@ -146,3 +153,116 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
 
 def _log1p_exp(x: float) -> float:
     return x + math.log1p(math.exp(-x))
+
+
+# ---- noise on sums, inside a pass ----
+
+COARSENESS = 8.0
+"""Noisy sums are rounded to a grid of at most the noise's standard deviation over this, and at least half of that."""
+
+NORMAL_ERROR = 2.0**-42 + 2.0**-45
+"""How near a number of the kernels' stock comes to a real normal one, scaled and added to a sum."""
+
+LONGEST = 64.0
+"""No normal pair is longer, but for probability e^-2048."""
+
+LEAST_SHARE = 2.0**-30
+"""Of epsilon, that arithmetic is given at least: with powers of two, calibrations of many plans are the same."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What arithmetic may cost a run of noisy sums: see udf/kernels/sums.c, whose errors are added up here."""
+
+    touched: int
+    """sums that the differing row may be in; all others have the same law on both sides, as computed"""
+    width: int
+    reach: float
+    """a norm that no sum exceeds"""
+    draws: float = 0.0
+    """rows drawn by Poisson sampling, on average, in all steps together"""
+
+    def gaussian_excess(self, scale: float, t: float) -> float:
+        """tau: but for probability e^-t (and e^-2048 for each pair), every outcome of the run has a probability within
+        factors exp(+-tau) of that with real noise and real coins, if the noise has at least this scale.
+
+        With N coordinates, e in units of sigma and a grid of at least sigma / 16: N terms 2 e / (1/16 - 2 e), and e
+        times the sum of |z| + 1/4, where |z| <= (1 + z^2) / 2 and the chi-square tail give N + sqrt(N t) + t for |z|.
+        Draws: a wait is made of at most 46 coins, each of a relative error below 2^-60, and one more for each 2^J >=
+        0.69 / q cells that it is long (gaps.c): less than 48 for each draw in all. There are at most 2 q C + 3 t draws
+        among C cells (Bernstein), and one wait more for each pass, which `touched` bounds. (From q = 1/2 on there is a
+        single coin for each cell: then cells are independent and their rate is off by 2^-62, which the accountant is
+        told.)
+        """
+        e = NORMAL_ERROR + 2.0**-52 * self.reach / scale
+        if e > 2.0**-10:
+            return math.inf
+        count = float(self.touched) * self.width
+        noise = count * 2 * e / (0.5 / COARSENESS - 2 * e) + e * (1.25 * count + math.sqrt(count * t) + t)
+        waits = 48 * 2.0**-60 * (2 * self.draws + 3 * t + self.touched) if self.draws > 0 else 0.0
+        return noise + waits
+
+    def knorm_excess(self, scale: float) -> float:
+        """The same for K-norm noise, with no exception but e^-2048: the slope of its log density is bounded."""
+        root = math.sqrt(self.width + 1)
+        longest = root + LONGEST
+        e = 2.0**-42 * (LONGEST * root + longest) + LONGEST * longest * (self.width + 16) * 2.0**-53
+        e += 2.0**-52 * self.reach / scale
+        grid = 0.5 / COARSENESS * root
+        if e > grid / 4:
+            return math.inf
+        return self.touched * (2 * self.width * e / (grid - 2 * e) + e * math.sqrt(self.width))
+
+
+def calibrate_sums(
+    sums: Sums,
+    sensitivity: float,
+    epsilon: float,
+    delta: float,
+    calibrator: Gaussians | Laplaces | PoissonGaussians,
+) -> Noise:
+    """Noise for every sum of a run, such that what the calibrator says of all of them is (epsilon, delta)-DP with
+    arithmetic paid for: from computed to real noise, across the neighbours, and back costs 2 tau of epsilon and, at
+    probability e^-t = 1e-6 delta / (1 + e^epsilon), a factor e^tau and a millionth of delta; as much again for the
+    number of draws, and for the size of a sample (`most_of_binomial`).
+
+    The errors are bounded at the noise that the full epsilon asks for: what is left of it asks for more.
+    """
+    nominal = calibrator.multiplier(epsilon, delta)
+    pure = isinstance(calibrator, Laplaces)
+    t = 0.0 if pure else math.log(1e6 / delta) + _log1p_exp(epsilon)
+    scale = sensitivity * nominal
+    excess = sums.knorm_excess(scale) if pure else sums.gaussian_excess(scale, t)
+    share = _share(2 * excess / epsilon)
+    if share > 0.5:
+        raise BismarckError(
+            f"epsilon {epsilon:g} asks for noise that double precision cannot give to {sums.touched} sums",
+            "use a larger epsilon, fewer updates or fewer features",
+        )
+    left = delta * (1 - 4e-6) * math.exp(-share * epsilon / 2)
+    scale = sensitivity * calibrator.multiplier(epsilon * (1 - share), left) * (1 + 1e-12)
+    spread = scale * math.sqrt(sums.width + 1) if pure else scale
+    grid = math.ldexp(0.5, math.frexp(spread / COARSENESS)[1])
+    if (sums.reach + LONGEST * (spread + LONGEST * scale)) / grid > 2.0**50:
+        raise BismarckError(
+            f"epsilon {epsilon:g} asks for noise below the precision of the sums",
+            "use a smaller epsilon, or a smaller batch_size",
+        )
+    mechanism = "l2-laplace" if pure else "gaussian"
+    return Noise(mechanism, scale, grid, calibrator.accountant, calibrator.event(nominal))
+
+
+def _share(wanted: float) -> float:
+    """The next power of two."""
+    if not wanted <= 1:
+        return 1.0
+    return float(max(LEAST_SHARE, 2.0 ** math.ceil(math.log2(max(wanted, LEAST_SHARE)))))
+
+
+def most_of_binomial(n: int, probability: float, times: int, epsilon: float, delta: float) -> float:
+    """A number of rows that none of so many Poisson samples exceeds, but for probability 1e-6 delta / (1 + e^epsilon)
+    (Bernstein): q n + sqrt(2 q n t) + t.
+    """
+    t = math.log(1e6 / delta) + _log1p_exp(epsilon) + math.log(times)
+    mean = probability * n
+    return min(float(n), mean + math.sqrt(2 * mean * t) + t)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .accounting import Event, NonPrivateDpEvent
-from .losses import LOSSES, loss_param
-from .mechanisms import Noise
+from .losses import LOSSES
+from .mechanisms import NO_NOISE, Noise
 from .sensitivity import Schedule
 from .spec import Spec
 
@@ -20,12 +20,20 @@ class Plan:
     d: int
     kernel: str
     schedule: Schedule
+    loss_param: float
     lipschitz: float
+    clip: float
+    """rows' gradients are scaled down to this norm"""
     smoothness: float | None
     sensitivity: float | None
+    """of what noise is added to: the weights, or the sum of a batch"""
     noise: Noise
+    perturbs: str
+    """nothing, output or sums"""
     private: bool
     notes: tuple[str, ...]
+    extra: dict[str, Any]
+    """numbers that only this solver's kernel reads"""
 
     @property
     def width(self) -> int:
@@ -34,7 +42,11 @@ class Plan:
 
     @property
     def released_sensitivity(self) -> float:
-        """What the noise covers: rounding to the grid moves two models at most grid * sqrt(width) further apart."""
+        """What the noise covers. Weights are rounded to the grid before noise is added, which moves two models at most
+        grid * sqrt(width) further apart; sums are rounded after it, which costs nothing.
+        """
+        if self.perturbs != "output":
+            return self.sensitivity or 0.0
         return (self.sensitivity or 0.0) + self.noise.grid * math.sqrt(self.width)
 
     @property
@@ -49,10 +61,16 @@ class Plan:
     def kernel_params(self) -> dict[str, Any]:
         """What the kernel reads at the start of training."""
         options = self.spec.options
+        inside = self.noise if self.perturbs == "sums" else NO_NOISE
         return {
             "private": self.noise.mechanism != "none",
             "loss": self.spec.loss,
-            "loss_param": _json_number(loss_param(self.spec.loss, options)),
+            "loss_param": _json_number(self.loss_param),
+            "clip": _json_number(self.clip),
+            "noise": inside.mechanism,
+            "noise_scale": inside.scale,
+            "noise_grid": inside.grid,
+            "seed": options["seed"],
             "n": self.n,
             "batch_size": self.schedule.batch_size,
             "epochs": self.schedule.passes,
@@ -62,7 +80,12 @@ class Plan:
             "radius": _json_number(options["radius"]),
             "track": options["tolerance"] is not None,
             **self.schedule.step.params(),
+            **self.extra,
         }
+
+    def sample_params(self) -> dict[str, Any]:
+        """What a pass over Poisson samples reads."""
+        return {"n": self.n, "probability": self.schedule.probability, "updates": self.schedule.updates(self.n)}
 
     def pack_params(self) -> dict[str, Any]:
         """What packing reads: the shape, the bounds, what labels mean and, in a test, the seed.
@@ -82,7 +105,9 @@ class Plan:
         return params
 
     def noise_params(self) -> dict[str, Any]:
-        return {**self.noise.params(), "seed": self.spec.options["seed"]}
+        """What the release reads: weights made of noisy sums need no further noise."""
+        noise = self.noise if self.perturbs == "output" else NO_NOISE
+        return {**noise.params(), "seed": self.spec.options["seed"]}
 
     def explain(self) -> dict[str, Any]:
         """The plan and its privacy arithmetic, under the keys that SQL, Python and the command line share."""
@@ -93,6 +118,7 @@ class Plan:
             "loss": self.spec.loss,
             "private": self.private,
             "mechanism": self.noise.mechanism,
+            "perturbs": self.perturbs,
             "adjacency": self.spec.options["adjacency"] if private else None,
             "sensitivity": self.sensitivity,
             "noise_scale": self.noise.scale if private else None,
@@ -110,6 +136,8 @@ class Plan:
             "passes": schedule.passes,
             "updates": max(schedule.updates(rows) for rows in schedule.part_sizes()) * schedule.passes,
             "batch_size": schedule.batch_size,
+            "sampling_probability": schedule.probability,
+            "clip": self.clip if math.isfinite(self.clip) else None,
             "step": schedule.step.rule,
             "first_step": schedule.step.first,
             "average": schedule.average,

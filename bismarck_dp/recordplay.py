@@ -1,7 +1,8 @@
 """Record and play: the same order, the same sampling, no noise, neighbouring tables. How far apart do they end?
 
 The distance may never exceed the declared sensitivity, on no pair and in no order; `worst` looks for the pair that
-comes nearest to it.
+comes nearest to it. It is that of what noise is added to: the released weights, or the first sum that the differing row
+is in. (Later sums are taken at weights which are the same on both sides, being made of noisy sums: they are no other.)
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from . import reference
 from .losses import Array
 from .neighbours import Pair, climb, pairs
 from .plan import Plan
+from .reference import Order, Rows
 
-Orders = list[npt.NDArray[np.int64]]
+Orders = list[Order]
 
 Play = Callable[[Plan, tuple[Array, Array], Orders], Array]
 """What a plan would release for a table without noise, its rows taken in one order for each pass."""
@@ -28,19 +29,32 @@ MOST_UPDATES = 100_000
 def play(plan: Plan, table: tuple[Array, Array], orders: Orders) -> Array:
     """In NumPy; tests have the same through the C kernels and through the server."""
     features, labels = reference.pack(*table, plan)
-    return reference.PLAYERS[plan.kernel](features, labels, plan, orders)
+    return reference.PLAYERS[plan.perturbs](features, labels, plan, orders)
 
 
 def orders(plan: Plan, rng: np.random.Generator, place: int | None = None) -> Orders:
     """Random orders as the plan shuffles; `place` is where row 0, the differing one, comes in every pass."""
 
-    def order() -> npt.NDArray[np.int64]:
+    if plan.schedule.shuffle == "poisson":
+        return [samples(plan, rng, place) for _ in range(plan.schedule.passes)]
+
+    def order() -> Rows:
         others = rng.permutation(np.arange(1, plan.n))
         return np.insert(others, int(rng.integers(plan.n)) if place is None else place, 0)
 
     if plan.schedule.shuffle == "once":
         return [order()] * plan.schedule.passes
     return [order() for _ in range(plan.schedule.passes)]
+
+
+def samples(plan: Plan, rng: np.random.Generator, place: int | None = None) -> list[Rows]:
+    """Poisson samples for a pass; with a `place`, row 0 joins the batch there and no other."""
+    steps, probability = plan.schedule.updates(plan.n), plan.schedule.probability
+    assert probability is not None
+    taken = rng.random((steps, plan.n)) < probability
+    if place is not None:
+        taken[:, 0] = np.arange(steps) == place // plan.schedule.batch_size
+    return [np.flatnonzero(rows) for rows in taken]
 
 
 def places(plan: Plan) -> list[int | None]:

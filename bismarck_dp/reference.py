@@ -5,18 +5,31 @@ Written from the formulas, not from the C: whole batches instead of rows, Python
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Union
 
 import numpy as np
 import numpy.typing as npt
 
-from .losses import LOSSES, Array, loss_param
+from .losses import LOSSES, Array
 from .plan import Plan
 from .sensitivity import Schedule
 
 Floats = npt.NDArray[np.float32]
 
+Rows = npt.NDArray[np.int64]
+
+Order = Union[Rows, list[Rows]]
+"""Of one pass: a permutation of the rows, or the rows of each batch."""
+
+Noises = Callable[[int, int], Iterator[Array]]
+"""For a pass and a partition: the noise of one sum after the other."""
+
 ORDER_STREAM = 1
+SUMS_STREAM = 1 << 33
+SAMPLE_STREAM = 1 << 34
 
 
 def clip_rows(x: npt.ArrayLike, bound: float, intercept: bool = False) -> Floats:
@@ -59,73 +72,105 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
     return features, np.where(bad, 0.0, coded).astype(np.float32)
 
 
-def train(features: Floats, labels: Floats, plan: Plan, orders: list[npt.NDArray[np.int64]] | None = None) -> Array:
-    """The noiseless weights of a plan on packed rows; `orders` is one permutation per pass, or None for the rows as
-    they are.
+def train(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    """The weights of a plan on packed rows; `orders` has one order per pass, or is None for the rows as they are.
+    Without `noise` sums are exact, with it each gets its noise and is rounded to the plan's grid.
     """
     schedule = plan.schedule
     w = np.zeros(features.shape[1])
     average = np.zeros_like(w)
     for j in range(schedule.passes):
         order = np.arange(len(labels)) if orders is None else orders[j]
-        models, means = _pass(features[order].astype(np.float64), labels[order].astype(np.float64), w, plan, j)
+        models, means = [], []
+        for part, batches in enumerate(_batches(schedule, order)):
+            noises = None if noise is None else noise(j, part)
+            updates = _updates(features, labels, w, plan, j, batches, noises, plan.spec.options["radius"])
+            iterates = [v for v, _ in updates]
+            models.append(iterates[-1])
+            means.append(np.mean(iterates, axis=0))
         shares = np.array(schedule.part_sizes()) / schedule.n
-        w = shares @ models
-        average += shares @ means
-        if schedule.average == "suffix":
-            average = shares @ means
+        w = shares @ np.array(models)
+        mean = shares @ np.array(means)
+        average = mean if schedule.average == "suffix" else average + mean
     if schedule.average == "none":
         return w
     return average / schedule.passes if schedule.average == "all" else average
 
 
-PLAYERS = {"sgd": train}
-"""By kernel: what a plan would release without noise."""
+def _batches(schedule: Schedule, order: Order) -> list[list[Rows]]:
+    """The rows of each batch, by partition."""
+    if isinstance(order, list):
+        return [order]
+    b, parts, start = schedule.batch_size, [], 0
+    for rows in schedule.part_sizes():
+        part = order[start : start + rows]
+        parts.append([part[i : i + b] for i in range(0, rows, b)])
+        start += rows
+    return parts
 
 
-def _pass(x: Array, y: Array, w: Array, plan: Plan, j: int) -> tuple[Array, Array]:
-    """One pass: each partition's model, and the mean of its iterates."""
-    models, means, start = [], [], 0
-    for rows in plan.schedule.part_sizes():
-        stop = start + rows
-        iterates = _partition(x[start:stop], y[start:stop], w, plan, j)
-        models.append(iterates[-1])
-        means.append(np.mean(iterates, axis=0))
-        start = stop
-    return np.array(models), np.array(means)
-
-
-def _partition(x: Array, y: Array, w: Array, plan: Plan, j: int) -> list[Array]:
-    schedule, options = plan.schedule, plan.spec.options
-    loss, param = LOSSES[plan.spec.loss], loss_param(plan.spec.loss, options)
-    b = schedule.batch_size
-    etas = _etas(schedule, len(y), j)
-    iterates = []
-    for i, eta in enumerate(etas):
-        xb, yb = x[i * b : (i + 1) * b], y[i * b : (i + 1) * b]
-        gradient = loss.slope(xb @ w, yb, param) @ xb / b + schedule.penalty.strength * w
-        w = w - eta * gradient
+def _updates(
+    features: Floats,
+    labels: Floats,
+    w: Array,
+    plan: Plan,
+    j: int,
+    batches: list[Rows],
+    noises: Iterator[Array] | None = None,
+    radius: float = math.inf,
+) -> Iterator[tuple[Array, Array]]:
+    """The iterates of a partition's pass, each with the sum that it was made of, before noise."""
+    schedule = plan.schedule
+    t = np.arange(1, len(batches) + 1, dtype=np.float64) + j * len(batches)
+    for rows, eta in zip(batches, schedule.step.at(t)):
+        exact = gradient_sum(features[rows].astype(np.float64), labels[rows].astype(np.float64), w, plan)
+        total = exact if noises is None else snap(exact + next(noises), plan.noise.grid)
+        w = w - eta * (total / schedule.batch_size + schedule.penalty.strength * w)
         norm = float(np.linalg.norm(w))
-        w = w * (options["radius"] / norm) if norm > options["radius"] else w
-        iterates.append(w)
-    return iterates
+        w = w * (radius / norm) if norm > radius else w
+        yield w, exact
 
 
-def _etas(schedule: Schedule, rows: int, j: int) -> Array:
-    updates = schedule.updates(rows)
-    return schedule.step.at(np.arange(1, updates + 1, dtype=np.float64) + j * updates)
+def gradient_sum(x: Array, y: Array, w: Array, plan: Plan) -> Array:
+    """The sum of rows' gradients, each scaled down to the plan's clip."""
+    slopes = LOSSES[plan.spec.loss].slope(x @ w, y, plan.loss_param)
+    norms = np.abs(slopes) * np.sqrt((x**2).sum(axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(norms > plan.clip, slopes * (plan.clip / norms), slopes) @ x)
+
+
+def snap(values: Array, grid: float) -> Array:
+    return grid * np.rint(values / grid)
+
+
+def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order]) -> Array:
+    """The sum of the first batch that has row 0, before noise: what one row can change. The claim is about any weights;
+    here they come of exact sums, without projection. Zeros if no batch has the row.
+    """
+    w = np.zeros(features.shape[1])
+    for part in _batches(plan.schedule, orders[0]):
+        for rows, (_, total) in zip(part, _updates(features, labels, w, plan, 0, part)):
+            if 0 in rows:
+                return total
+    return w
+
+
+PLAYERS: dict[str, Callable[[Floats, Floats, Plan, list[Order]], Array]] = {"output": train, "sums": first_sum}
+"""By what a plan perturbs: that, without noise."""
 
 
 # ---- the key stream, and the order of the rows under a seed ----
 
 
-def key_stream(key: bytes, stream: int, words: int) -> npt.NDArray[np.uint32]:
-    """ChaCha20 (RFC 8439's block function; 64-bit counter, then 64-bit stream number)."""
+def key_stream(key: bytes, stream: int, words: int, first: int = 0) -> npt.NDArray[np.uint32]:
+    """ChaCha20 (RFC 8439's block function; 64-bit counter, then 64-bit stream number), from block `first` on."""
     blocks = -(-words // 16)
     state = np.empty((16, blocks), dtype=np.uint32)
     state[:4] = np.frombuffer(b"expand 32-byte k", dtype="<u4")[:, None]
     state[4:12] = np.frombuffer(key, dtype="<u4")[:, None]
-    counter = np.arange(blocks, dtype=np.uint64)
+    counter = np.arange(first, first + blocks, dtype=np.uint64)
     state[12], state[13] = counter & np.uint64(0xFFFFFFFF), counter >> np.uint64(32)
     state[14:] = np.array([stream & 0xFFFFFFFF, stream >> 32], dtype=np.uint32)[:, None]
     x = state.copy()
@@ -183,3 +228,86 @@ def _below(words: Iterator[int], n: int) -> int:
         product = (next(words) | next(words) << 32) * n
         if product % 2**64 >= (2**64 - n) % n:
             return product >> 64
+
+
+# ---- noise and samples under a seed ----
+
+
+def seeded_noise(plan: Plan, seed: int) -> Noises:
+    """What the server adds to sums under a seed."""
+
+    def of(j: int, part: int) -> Iterator[Array]:
+        return noises_from(_normals(seed_key(seed), SUMS_STREAM + 256 * j + part), plan)
+
+    return of
+
+
+def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
+    """Noise as the plan declares it, from NumPy."""
+
+    def normals() -> Iterator[float]:
+        while True:
+            yield from rng.standard_normal(4096).tolist()
+
+    return lambda j, part: noises_from(normals(), plan)
+
+
+def noises_from(normals: Iterator[float], plan: Plan) -> Iterator[Array]:
+    """Gaussian vectors, or K-norm ones: the norm of d + 1 normal numbers times d others."""
+    d = plan.width
+    while True:
+        stretch = 1.0
+        if plan.noise.mechanism == "l2-laplace":
+            stretch = float(np.linalg.norm([next(normals) for _ in range(d + 1)]))
+        yield plan.noise.scale * stretch * np.array([next(normals) for _ in range(d)])
+
+
+def _normals(key: bytes, stream: int) -> Iterator[float]:
+    groups = 64
+    for start in range(0, 1 << 40, groups):
+        words = key_stream(key, stream, groups * 256, start * 16)
+        yield from gaussians(words, 1.0).tolist()
+
+
+def samples(seed: int, plan: Plan, j: int) -> list[Rows]:
+    """The rows of each batch of pass j under a seed, by the packed rows' numbers."""
+    schedule = plan.schedule
+    assert schedule.probability is not None
+    steps = schedule.updates(plan.n)
+    words = _words(seed_key(seed), SAMPLE_STREAM + j)
+    taken: list[list[int]] = [[] for _ in range(steps)]
+    coins = wait_coins(schedule.probability)
+    cell = wait(words, *coins)
+    while cell < plan.n * steps:
+        taken[cell % steps].append(cell // steps)
+        cell += 1 + wait(words, *coins)
+    return [np.array(rows, dtype=np.int64) for rows in taken]
+
+
+def _words(key: bytes, stream: int) -> Iterator[int]:
+    for start in range(0, 1 << 40, 256):
+        yield from key_stream(key, stream, 256 * 16, start).tolist()
+
+
+def wait_coins(q: float) -> tuple[int, list[int]]:
+    """Thresholds in units of 2^-64 of the coin for one more period, and of those for the binary digits of a wait."""
+    power, digits = 1 - Fraction(q), []
+    while power > Fraction(1, 2):
+        digits.append(int(power / (1 + power) * 2**64))
+        power = Fraction(round(power * power * 2**300), 2**300)
+    return int(power * 2**64), digits
+
+
+def wait(words: Iterator[int], above: int, digits: list[int]) -> int:
+    """How many cells pass before the next that is drawn."""
+    cells = 0
+    while _coin(words, above):
+        cells += 1
+    for threshold in reversed(digits):
+        cells = 2 * cells + _coin(words, threshold)
+    return cells
+
+
+def _coin(words: Iterator[int], threshold: int) -> bool:
+    upper = next(words)
+    return upper < threshold >> 32 if upper != threshold >> 32 else next(words) < threshold % 2**32

@@ -62,6 +62,11 @@ class Schedule:
     step: Step
     penalty: L2
 
+    @property
+    def probability(self) -> float | None:
+        """With which each row joins each batch, when batches are Poisson samples."""
+        return self.batch_size / self.n if self.shuffle == "poisson" else None
+
     def part_sizes(self) -> list[int]:
         """Rows of each partition: shares differ by at most one."""
         return [self.n // self.workers + (p < self.n % self.workers) for p in range(self.workers)]

@@ -136,7 +136,12 @@ OPTIONS: dict[str, Option] = {
         "one random order for all passes, or a fresh one for each",
         (None, "each_pass"),
     ),
-    "clip": Option(_number(), None, "squared loss: the largest residual that counts", (None, 0.5)),
+    "clip": Option(
+        _number(),
+        None,
+        "squared loss: the largest residual that counts; noise on sums: the largest norm of a row's gradient",
+        (None, 0.5),
+    ),
     "fit_intercept": Option(
         _flag, False, "append a constant feature, clipped and regularised like the others", (None, True)
     ),

@@ -18,12 +18,13 @@ def _log_one_minus(x: float) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """One of four rules; the numbers a rule does not use are zero.
+    """One of these rules; the numbers a rule does not use are zero.
 
     constant         eta
     decreasing       2 / (beta (t + offset))          Corollary 2 of Wu et al. 2017, offset = n^c
     sqrt             2 / (beta (sqrt(t) + offset))    Corollary 3
     strongly-convex  min(1 / beta, 1 / (gamma t))     Algorithm 2
+    inverse-sqrt     min(1 / beta, eta / sqrt(t))     SCS13, and Algorithm 4
     """
 
     rule: str
@@ -39,6 +40,8 @@ class Step:
             return 2.0 / (self.beta * (np.sqrt(t) + self.offset))
         if self.rule == "strongly-convex":
             return np.minimum(1.0 / self.beta, 1.0 / (self.gamma * t))
+        if self.rule == "inverse-sqrt":
+            return np.minimum(1.0 / self.beta, self.eta / np.sqrt(t))
         return np.full_like(t, self.eta)
 
     @property
@@ -52,6 +55,8 @@ class Step:
             return 2 / self.beta * math.log1p(updates / self.offset)
         if self.rule == "sqrt":
             return 4 / self.beta * math.sqrt(updates)
+        if self.rule == "inverse-sqrt":
+            return min(updates / self.beta, 2 * self.eta * math.sqrt(updates))
         if self.rule == "strongly-convex" and self.gamma * updates > self.beta:
             return (1 + math.log(self.gamma * updates / self.beta)) / self.gamma
         return updates * self.first

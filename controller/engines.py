@@ -107,8 +107,11 @@ class Engine(ABC):
     def begin(self, packed: Packed, plan: Plan) -> None:
         self.send(queries.begin(packed.run, plan.kernel, plan.width, plan.kernel_params()))
 
-    def epoch(self, packed: Packed) -> None:
-        self.send(queries.epoch(packed.run, packed.tables))
+    def epoch(self, packed: Packed, plan: Plan) -> None:
+        if plan.schedule.shuffle == "poisson":
+            self.send(queries.sample(packed.run, packed.tables, plan.sample_params()))
+        else:
+            self.send(queries.epoch(packed.run, packed.tables))
 
     def objective(self, packed: Packed) -> float:
         return float(self.one(queries.objective(packed.run))["objective"])

@@ -115,6 +115,15 @@ def epoch(run: int, tables: Sequence[str]) -> Query:
     )
 
 
+def sample(run: int, tables: list[str], params: dict[str, Any]) -> Query:
+    """One pass over Poisson samples."""
+    return Query(
+        "SELECT bismarck_dp.sample($1::pg_catalog.int8, $2::pg_catalog.text[]::pg_catalog.regclass[],"
+        " $3::pg_catalog.jsonb)",
+        (str(run), tables, as_json(params)),
+    )
+
+
 def objective(run: int) -> Query:
     return Query("SELECT bismarck_dp.objective($1::pg_catalog.int8) AS objective", (str(run),))
 

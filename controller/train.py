@@ -68,7 +68,7 @@ def _epochs(engine: Engine, packed: Packed, plan: Plan, progress: Progress) -> t
     for done in range(1, planned + 1):
         if done > 1 and plan.schedule.shuffle == "each_pass":
             packed = engine.repack(packed, plan, done - 1)
-        engine.epoch(packed)
+        engine.epoch(packed, plan)
         progress(done, planned)
         if tolerance is not None:
             now = engine.objective(packed)

@@ -102,12 +102,12 @@ CREATE FUNCTION bismarck_dp.repack(sources regclass[], targets regclass[], param
 CREATE FUNCTION bismarck_dp.begin(run bigint, solver text, d int, params jsonb)
     RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_begin';
 
-CREATE FUNCTION bismarck_dp.epoch_step(bismarck_dp.state, bismarck_dp.state, int, int, bismarck_dp.block)
-    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_step';
-CREATE FUNCTION bismarck_dp.epoch_final(bismarck_dp.state)
+CREATE FUNCTION bismarck_dp.epoch_step(internal, bismarck_dp.state, int, int, bismarck_dp.block)
+    RETURNS internal LANGUAGE c VOLATILE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_step';
+CREATE FUNCTION bismarck_dp.epoch_final(internal)
     RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_final';
 CREATE AGGREGATE bismarck_dp.epoch(start bismarck_dp.state, part int, block int, rows bismarck_dp.block) (
-    SFUNC = bismarck_dp.epoch_step, STYPE = bismarck_dp.state, FINALFUNC = bismarck_dp.epoch_final,
+    SFUNC = bismarck_dp.epoch_step, STYPE = internal, FINALFUNC = bismarck_dp.epoch_final,
     FINALFUNC_MODIFY = READ_ONLY, PARALLEL = SAFE);
 
 CREATE FUNCTION bismarck_dp.merge_step(bismarck_dp.state, bismarck_dp.state)
@@ -120,6 +120,9 @@ CREATE AGGREGATE bismarck_dp.merge(part bismarck_dp.state) (
 
 CREATE FUNCTION bismarck_dp.fold(run bigint, query text)
     RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_fold';
+
+CREATE FUNCTION bismarck_dp.sample(run bigint, tables regclass[], params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_sample';
 
 CREATE FUNCTION bismarck_dp.objective(run bigint)
     RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_objective';

@@ -39,6 +39,31 @@ class Random(ctypes.Structure):
         return random
 
 
+POOL = 2048
+
+
+class Pool(ctypes.Structure):
+    _fields_ = (("random", Random), ("left", ctypes.c_int32), ("numbers", ctypes.c_double * POOL))
+
+    @classmethod
+    def start(cls, key: bytes, stream: int) -> Pool:
+        pool = cls()
+        library.dp_random_start(ctypes.byref(pool.random), key, ctypes.c_uint64(stream))
+        return pool
+
+
+class Noise(ctypes.Structure):
+    _fields_ = (
+        ("mechanism", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("scale", ctypes.c_double),
+        ("grid", ctypes.c_double),
+    )
+
+
+MECHANISMS = ("none", "gaussian", "l2-laplace")
+
+
 class Gaps(ctypes.Structure):
     _fields_ = (("digit", ctypes.c_uint64 * 44), ("above", ctypes.c_uint64), ("digits", ctypes.c_int))
 
@@ -74,8 +99,13 @@ class Solver(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("size", ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)),
         ("start", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Params))),
-        ("begin_pass", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)),
-        ("fold", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
+        ("begin_pass", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int)),
+        (
+            "fold",
+            ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Pool)),
+        ),
+        ("take", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+        ("step", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(Pool))),
         ("complete", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
         ("merge", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("weigh", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
@@ -83,6 +113,7 @@ class Solver(ctypes.Structure):
         ("objective", ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)),
         ("output", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("passes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+        ("noised", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
     )
 
 
@@ -136,44 +167,114 @@ def host_of(params: dict[str, Any]) -> Params:
     )
 
 
+class Run:
+    """A kernel's state, taken through passes as the server would."""
+
+    def __init__(self, params: dict[str, Any], d: int, kernel: str = "sgd", seed: int | None = None) -> None:
+        self.solver = library.dp_solver_named(kernel.encode()).contents
+        self.d, self.seed = d, seed
+        self.state = ctypes.create_string_buffer(self.solver.size(d))
+        self.host = host_of(params)
+        assert self.solver.start(self.state, d, ctypes.byref(self.host)) is None
+        self.parts = int(params["workers"])
+
+    def _pool(self, part: int) -> Any:
+        if not self.solver.noised(self.state):
+            return None
+        assert self.seed is not None
+        stream = reference.SUMS_STREAM + 256 * self.solver.passes(self.state) + part
+        return ctypes.byref(Pool.start(reference.seed_key(self.seed), stream))
+
+    def fold(self, rows: npt.NDArray[np.float32], cut: int = 7) -> None:
+        """One pass over rows in blocks of `cut`."""
+        bodies = [ctypes.create_string_buffer(self.state.raw, len(self.state)) for _ in range(self.parts)]
+        for part, (body, part_rows) in enumerate(zip(bodies, np.array_split(rows, self.parts))):
+            pool = self._pool(part)
+            assert self.solver.begin_pass(body, part)
+            for start in range(0, len(part_rows), cut):
+                block = np.ascontiguousarray(part_rows[start : start + cut])
+                assert self.solver.fold(body, pointer(block), len(block), pool)
+        self._end(bodies)
+
+    def sample(self, rows: npt.NDArray[np.float32], batches: list[npt.NDArray[np.int64]]) -> None:
+        """One pass over batches."""
+        body, pool = ctypes.create_string_buffer(self.state.raw, len(self.state)), self._pool(0)
+        assert self.solver.begin_pass(body, 0)
+        for batch in batches:
+            for i in batch:
+                self.solver.take(body, pointer(rows[i]))
+            assert self.solver.step(body, pool)
+        self._end([body])
+
+    def _end(self, bodies: list[Any]) -> None:
+        assert all(self.solver.complete(body) for body in bodies)
+        self.solver.weigh(bodies[0])
+        for body in bodies[1:]:
+            self.solver.merge(bodies[0], body)
+        self.solver.end_pass(bodies[0])
+        ctypes.memmove(self.state, bodies[0], len(self.state))
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        w = np.empty(self.d)
+        self.solver.output(self.state, pointer(w))
+        return w
+
+
+def packed(table: Any, plan: Plan) -> npt.NDArray[np.float32]:
+    """Rows as the server packs them, in their own order."""
+    features, labels = reference.pack(*table, plan)
+    return np.ascontiguousarray(np.hstack([labels[:, None], features]))
+
+
 def train(
     rows: npt.NDArray[np.float32],
     params: dict[str, Any],
     passes: int,
     cut: int = 7,
-    orders: list[npt.NDArray[np.int64]] | None = None,
+    orders: Any = None,
     kernel: str = "sgd",
+    seed: int | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Folds packed rows (label first) in blocks of `cut` rows, as the server would: in their order, or in one order for
-    each pass.
+    """The weights after some passes over packed rows (label first): in their order, in one order for each pass, or in
+    batches.
     """
-    solver = library.dp_solver_named(kernel.encode()).contents
-    d = rows.shape[1] - 1
-    host = host_of(params)
-    bodies = [ctypes.create_string_buffer(solver.size(d)) for _ in range(int(params["workers"]))]
-    state = ctypes.create_string_buffer(solver.size(d))
-    assert solver.start(state, d, ctypes.byref(host)) is None
+    run = Run(params, rows.shape[1] - 1, kernel, seed)
     for j in range(passes):
-        ordered = np.ascontiguousarray(rows if orders is None else rows[orders[j]])
-        for part, (body, part_rows) in enumerate(zip(bodies, np.array_split(ordered, len(bodies)))):
-            ctypes.memmove(body, state, len(state))
-            solver.begin_pass(body, part)
-            for start in range(0, len(part_rows), cut):
-                block = part_rows[start : start + cut]
-                assert solver.fold(body, pointer(block), len(block))
-            assert solver.complete(body)
-        solver.weigh(bodies[0])
-        for body in bodies[1:]:
-            solver.merge(bodies[0], body)
-        solver.end_pass(bodies[0])
-        ctypes.memmove(state, bodies[0], len(state))
-    w = np.empty(d)
-    solver.output(state, pointer(w))
-    return w
+        order = np.arange(len(rows)) if orders is None else orders[j]
+        if isinstance(order, list):
+            run.sample(rows, order)
+        else:
+            run.fold(rows[order], cut)
+    return run.weights
 
 
-def play(plan: Plan, table: Any, orders: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-    """What a plan would release for a table without noise: `recordplay.play`, by the C kernels."""
-    features, labels = reference.pack(*table, plan)
-    rows = np.hstack([labels[:, None], features])
-    return train(rows, plan.kernel_params(), plan.schedule.passes, 7, orders, plan.kernel)
+def play(plan: Plan, table: Any, orders: Any) -> npt.NDArray[np.float64]:
+    """What a plan adds noise to, for a table: `recordplay.play`, by the C kernels."""
+    rows, params = packed(table, plan), {**plan.kernel_params(), "noise": "none"}
+    if plan.perturbs == "sums":
+        return first_sum(plan, rows, params, orders[0])
+    return train(rows, params, plan.schedule.passes, 7, orders, plan.kernel)
+
+
+def first_sum(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any], order: Any) -> Any:
+    """The sum of the first batch that has row 0, from where the weights go with it and with an empty batch instead."""
+    schedule = plan.schedule
+    for batches in reference._batches(schedule, order):
+        at = next((i for i, batch in enumerate(batches) if 0 in batch), None)
+        if at is not None:
+            before, after = (_after(plan, rows, params, batches[:at], last) for last in ([], batches[at]))
+            eta = float(schedule.step.at(np.array([at + 1.0]))[0])
+            return (before - after) * schedule.batch_size / eta
+    return np.zeros(rows.shape[1] - 1)
+
+
+def _after(plan: Plan, rows: Any, params: dict[str, Any], batches: Any, last: Any) -> npt.NDArray[np.float64]:
+    """The weights after these batches and one more, without projection."""
+    run = Run({**params, "workers": 1, "average": "none", "radius": "inf"}, rows.shape[1] - 1)
+    assert run.solver.begin_pass(run.state, 0)
+    for batch in [*batches, last]:
+        for i in batch:
+            run.solver.take(run.state, pointer(rows[i]))
+        assert run.solver.step(run.state, None)
+    return run.weights

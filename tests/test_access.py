@@ -240,7 +240,7 @@ def test_the_state_prints_a_summary(db: Database, table: Any) -> None:
 
 def test_a_released_state_is_wiped(db: Database, table: Any) -> None:
     with begun(db, table) as (engine, packed, plan):
-        engine.epoch(packed)
+        engine.epoch(packed, plan)
         assert len(engine.release(packed, plan)) == 3
         with pytest.raises(Exception, match="was not begun"):
             engine.release(packed, plan)

@@ -174,10 +174,10 @@ def test_fold_refuses_more_rows_than_the_pass_has() -> None:
     host = kernels.host_of(plan.kernel_params())
     body = ctypes.create_string_buffer(solver.size(2))
     assert solver.start(body, 2, ctypes.byref(host)) is None
-    solver.begin_pass(body, 0)
+    assert solver.begin_pass(body, 0)
     rows = np.zeros((6, 3), dtype=np.float32)
-    assert not solver.fold(body, kernels.pointer(rows), 6)
-    assert solver.fold(body, kernels.pointer(rows), 4)
+    assert not solver.fold(body, kernels.pointer(rows), 6, None)
+    assert solver.fold(body, kernels.pointer(rows), 4, None)
     assert not solver.complete(body)
 
 

@@ -29,8 +29,9 @@ extern void dp_set_option(const char *name, const char *value);
 /* ---- the state: one varlena that carries its solver's parameters and numbers (state.c) ---- */
 
 #define DP_STATE_MAGIC 0x62647073 /* "bdps" */
-#define DP_STATE_VERSION 1
-#define DP_STATE_PRIVATE 0x0001 /* may leave through a mechanism only */
+#define DP_STATE_VERSION 2
+#define DP_STATE_PRIVATE 0x0001 /* may leave through a mechanism only, or with noise inside */
+#define DP_STATE_SEEDED 0x0002  /* for tests: noise inside the pass comes from the seed */
 
 typedef struct DpState {
     int32 vl_len_;
@@ -40,6 +41,7 @@ typedef struct DpState {
     int32 solver;
     int32 d;
     int32 block; /* next block expected in this pass */
+    int64 seed;
     double body[FLEXIBLE_ARRAY_MEMBER];
 } DpState;
 
@@ -48,6 +50,10 @@ extern const DpSolver *dp_state_solver(const DpState *state);
 extern DpState *dp_state_of_run(int64 run);
 extern void dp_state_keep(int64 run, const DpState *state);
 extern void dp_state_forget(int64 run);
+extern struct DpRows *dp_rows_of_run(int64 run); /* room for the packed rows, until the run ends; empty at first */
+extern DpState *dp_state_copy(MemoryContext context, const DpState *state);
+extern void dp_state_begin_pass(DpState *state, int part);
+extern void dp_state_check_complete(const DpState *state);
 
 /* ---- parameters (params.c) ---- */
 
@@ -85,11 +91,24 @@ extern DpSource *dp_source(Oid relation, text *label, ArrayType *features);
 extern double dp_to_double(Datum value, DpNumberType type);
 extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
 
-/* ---- random numbers (params.c) ---- */
+/* ---- packed blocks (pack.c) ---- */
+
+typedef void (*DpVisit)(const char *row, void *arg);
+
+extern Oid *dp_oids_of(ArrayType *array, int *n);
+extern Size dp_allowed_memory(void);
+extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg); /* the number of rows */
+
+/* ---- random numbers (params.c): one stream for each use ---- */
 
 #define DP_STREAM_ORDER 1 /* plus the pass, for a fresh order */
 #define DP_STREAM_NOISE ((uint64_t)1 << 32)
+#define DP_STREAM_SUMS ((uint64_t)1 << 33)   /* plus 256 times the pass, plus the partition */
+#define DP_STREAM_SAMPLE ((uint64_t)1 << 34) /* plus the pass */
 
 extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
+extern void dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream);
+extern void *dp_secret_alloc(MemoryContext context, Size size); /* wiped when the context goes */
+extern DpPool *dp_pool_of_state(MemoryContext context, const DpState *state, int part);
 
 #endif

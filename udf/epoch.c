@@ -24,14 +24,11 @@ PG_FUNCTION_INFO_V1(dp_merge_step);
 PG_FUNCTION_INFO_V1(dp_merge_final);
 PG_FUNCTION_INFO_V1(dp_fold);
 
-static DpState *
-copy_into(MemoryContext context, const DpState *state)
-{
-    DpState *copy = MemoryContextAlloc(context, VARSIZE(state));
-
-    memcpy(copy, state, VARSIZE(state));
-    return copy;
-}
+/* One partition's pass under way. Its noise stays in this process, and is wiped with the aggregate's memory. */
+typedef struct Pass {
+    DpState *state;
+    DpPool *pool;
+} Pass;
 
 static MemoryContext
 aggregate_context(FunctionCallInfo fcinfo)
@@ -43,22 +40,33 @@ aggregate_context(FunctionCallInfo fcinfo)
     return context;
 }
 
+static Pass *
+begin_pass(MemoryContext context, DpState *start, int part)
+{
+    Pass *pass = MemoryContextAlloc(context, sizeof(Pass));
+
+    pass->state = dp_state_copy(context, start);
+    pass->pool = dp_pool_of_state(context, pass->state, part);
+    dp_state_begin_pass(pass->state, part);
+    return pass;
+}
+
 Datum
 dp_epoch_step(PG_FUNCTION_ARGS)
 {
     MemoryContext context = aggregate_context(fcinfo);
+    Pass *pass;
     DpState *state;
     struct varlena *rows;
     Size row_bytes;
 
     if (PG_ARGISNULL(1) || PG_ARGISNULL(2) || PG_ARGISNULL(3) || PG_ARGISNULL(4))
         ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("a packed block has no nulls")));
-    if (PG_ARGISNULL(0)) {
-        state = copy_into(context, dp_state_checked(PG_GETARG_DATUM(1)));
-        state->block = 0;
-        dp_state_solver(state)->begin_pass(state->body, PG_GETARG_INT32(2));
-    } else
-        state = (DpState *)PG_GETARG_POINTER(0); /* ours, and ours alone, within the aggregate: changed in place */
+    if (PG_ARGISNULL(0))
+        pass = begin_pass(context, dp_state_checked(PG_GETARG_DATUM(1)), PG_GETARG_INT32(2));
+    else
+        pass = (Pass *)PG_GETARG_POINTER(0);
+    state = pass->state;
 
     CHECK_FOR_INTERRUPTS();
     if (PG_GETARG_INT32(3) != state->block++)
@@ -67,11 +75,11 @@ dp_epoch_step(PG_FUNCTION_ARGS)
     row_bytes = (Size)(state->d + 1) * sizeof(float);
     if (VARSIZE(rows) - VARHDRSZ == 0 || (VARSIZE(rows) - VARHDRSZ) % row_bytes != 0 ||
         !dp_state_solver(state)->fold(state->body, (const float *)VARDATA(rows),
-                                      (int)((VARSIZE(rows) - VARHDRSZ) / row_bytes)))
+                                      (int)((VARSIZE(rows) - VARHDRSZ) / row_bytes), pass->pool))
         ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("a packed block does not fit the plan")));
     if ((Pointer)rows != DatumGetPointer(PG_GETARG_DATUM(4)))
         pfree(rows);
-    PG_RETURN_POINTER(state);
+    PG_RETURN_POINTER(pass);
 }
 
 Datum
@@ -82,9 +90,8 @@ dp_epoch_final(PG_FUNCTION_ARGS)
     aggregate_context(fcinfo);
     if (PG_ARGISNULL(0))
         ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("a partition has no blocks")));
-    state = (DpState *)PG_GETARG_POINTER(0);
-    if (!dp_state_solver(state)->complete(state->body))
-        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("a pass ended before the last row")));
+    state = ((Pass *)PG_GETARG_POINTER(0))->state;
+    dp_state_check_complete(state);
     PG_RETURN_POINTER(state);
 }
 
@@ -96,7 +103,7 @@ dp_merge_step(PG_FUNCTION_ARGS)
     DpState *state;
 
     if (PG_ARGISNULL(0)) {
-        state = copy_into(context, other);
+        state = dp_state_copy(context, other);
         dp_state_solver(state)->weigh(state->body);
     } else {
         state = (DpState *)PG_GETARG_POINTER(0);

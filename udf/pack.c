@@ -221,8 +221,8 @@ pack_row(TupleTableSlot *slot, void *arg)
     return true;
 }
 
-static Oid *
-oids_of(ArrayType *array, int *n)
+Oid *
+dp_oids_of(ArrayType *array, int *n)
 {
     Datum *values;
     Oid *oids;
@@ -255,8 +255,8 @@ packer(const DpSource *source, Jsonb *params)
     return p;
 }
 
-static Size
-allowed_memory(void)
+Size
+dp_allowed_memory(void)
 {
     return (Size)maintenance_work_mem * 1024;
 }
@@ -265,7 +265,7 @@ static void
 write_all(DpShuffle *shuffle, int64 n, Size row_bytes, ArrayType *targets)
 {
     int parts;
-    Oid *oids = oids_of(targets, &parts);
+    Oid *oids = dp_oids_of(targets, &parts);
     Writer writer;
 
     if (n < parts)
@@ -288,7 +288,7 @@ dp_pack(PG_FUNCTION_ARGS)
     if (!source->is_array && list_length(source->features) != p.d)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
     dp_random_from(&random, params, DP_STREAM_ORDER);
-    p.shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
+    p.shuffle = dp_shuffle_start(row_bytes, dp_allowed_memory(), (int64)dp_number(params, "n"), &random);
     dp_read_source(source, true, pack_row, &p);
     write_all(p.shuffle, p.n, row_bytes, PG_GETARG_ARRAYTYPE_P(3));
     PG_RETURN_INT64(p.n);
@@ -296,8 +296,8 @@ dp_pack(PG_FUNCTION_ARGS)
 
 /* ---- a fresh permutation of what is packed already ---- */
 
-static int64
-add_blocks(Oid table, DpShuffle *shuffle, Size row_bytes)
+int64
+dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg)
 {
     Relation relation = table_open(table, AccessShareLock);
     TableScanDesc scan = table_beginscan(relation, GetActiveSnapshot(), 0, NULL);
@@ -311,13 +311,19 @@ add_blocks(Oid table, DpShuffle *shuffle, Size row_bytes)
 
         CHECK_FOR_INTERRUPTS();
         for (Size at = 0; at < VARSIZE(rows) - VARHDRSZ; at += row_bytes, n++)
-            dp_shuffle_add(shuffle, VARDATA(rows) + at);
+            visit(VARDATA(rows) + at, arg);
         if ((Pointer)rows != DatumGetPointer(datum))
             pfree(rows);
     }
     table_endscan(scan);
     table_close(relation, NoLock);
     return n;
+}
+
+static void
+add_to_shuffle(const char *row, void *arg)
+{
+    dp_shuffle_add(arg, row);
 }
 
 /* Gives the disk space back at once: the table is of this transaction, which has no further use for it. */
@@ -337,15 +343,15 @@ dp_repack(PG_FUNCTION_ARGS)
     Jsonb *params = PG_GETARG_JSONB_P(2);
     Size row_bytes = sizeof(float) * (Size)(dp_number(params, "d") + dp_number(params, "fit_intercept") + 1);
     int parts;
-    Oid *sources = oids_of(PG_GETARG_ARRAYTYPE_P(0), &parts);
+    Oid *sources = dp_oids_of(PG_GETARG_ARRAYTYPE_P(0), &parts);
     DpShuffle *shuffle;
     DpRandom random;
     int64 n = 0;
 
     dp_random_from(&random, params, DP_STREAM_ORDER + (uint64_t)dp_number(params, "pass"));
-    shuffle = dp_shuffle_start(row_bytes, allowed_memory(), (int64)dp_number(params, "n"), &random);
+    shuffle = dp_shuffle_start(row_bytes, dp_allowed_memory(), (int64)dp_number(params, "n"), &random);
     for (int i = 0; i < parts; i++)
-        n += add_blocks(sources[i], shuffle, row_bytes);
+        n += dp_visit_rows(sources[i], row_bytes, add_to_shuffle, shuffle);
     for (int i = 0; i < parts; i++)
         empty_table(sources[i]);
     write_all(shuffle, n, row_bytes, PG_GETARG_ARRAYTYPE_P(1));

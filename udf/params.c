@@ -89,25 +89,76 @@ check_for_interrupts(void)
     CHECK_FOR_INTERRUPTS();
 }
 
-static void
-start_from_seed(DpRandom *random, int64 seed, uint64_t stream)
-{
-    uint8_t key[DP_KEY_BYTES] = {0};
-
-    memcpy(key, &seed, sizeof(seed));
-    dp_random_start(random, key, stream);
-}
-
 /*
  * A key from the operating system, or from the owner's seed in a test. A seeded run is not private and its model says
  * so.
  */
+static void
+start_random(DpRandom *random, bool seeded, int64 seed, uint64_t stream)
+{
+    uint8_t key[DP_KEY_BYTES] = {0};
+
+    if (seeded) {
+        memcpy(key, &seed, sizeof(seed));
+        dp_random_start(random, key, stream);
+    } else if (!dp_random_fresh(random, stream))
+        ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the operating system gave no random numbers")));
+    random->pulse = check_for_interrupts;
+}
+
 void
 dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream)
 {
-    if (dp_has(params, "seed"))
-        start_from_seed(random, (int64)dp_number(params, "seed"), stream);
-    else if (!dp_random_fresh(random, stream))
-        ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the operating system gave no random numbers")));
-    random->pulse = check_for_interrupts;
+    bool seeded = dp_has(params, "seed");
+
+    start_random(random, seeded, seeded ? (int64)dp_number(params, "seed") : 0, stream);
+}
+
+/* The state carries a seed, never a key: whoever runs a pass takes a key of its own. */
+void
+dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream)
+{
+    start_random(random, (state->flags & DP_STATE_SEEDED) != 0, state->seed, stream);
+}
+
+typedef struct Secret {
+    MemoryContextCallback callback;
+    Size size;
+    double content[FLEXIBLE_ARRAY_MEMBER];
+} Secret;
+
+static void
+wipe_secret(void *arg)
+{
+    Secret *secret = arg;
+
+    explicit_bzero(secret->content, secret->size);
+}
+
+/* Keys and unused noise: gone with their context, however that ends. */
+void *
+dp_secret_alloc(MemoryContext context, Size size)
+{
+    Secret *secret = MemoryContextAllocZero(context, offsetof(Secret, content) + size);
+
+    secret->size = size;
+    secret->callback.func = wipe_secret;
+    secret->callback.arg = secret;
+    MemoryContextRegisterResetCallback(context, &secret->callback);
+    return secret->content;
+}
+
+/* The stock of noise for one partition's pass, or NULL where the solver adds none. */
+DpPool *
+dp_pool_of_state(MemoryContext context, const DpState *state, int part)
+{
+    const DpSolver *solver = dp_state_solver(state);
+    DpPool *pool;
+
+    if (!solver->noised(state->body))
+        return NULL;
+    pool = dp_secret_alloc(context, sizeof(DpPool));
+    dp_random_of_state(&pool->random, state,
+                       DP_STREAM_SUMS + 256 * (uint64_t)solver->passes(state->body) + (uint64_t)part);
+    return pool;
 }

@@ -1,7 +1,8 @@
 /*
  * release.c: the only way out. release(run, noise) adds noise beside the weights and returns them.
  *
- * A state that was begun as private leaves through a mechanism or not at all, and is wiped when it has.
+ * A state that was begun as private leaves through a mechanism or not at all, and is wiped when it has. One that was
+ * made of noisy sums alone needs no further noise.
  */
 #include "bismarck_dp.h"
 
@@ -74,7 +75,7 @@ add_noise(const DpState *state, Jsonb *noise, double *w)
     DpRandom random;
 
     if (strcmp(mechanism, "none") == 0) {
-        if (state->flags & DP_STATE_PRIVATE)
+        if (state->flags & DP_STATE_PRIVATE && !dp_state_solver(state)->noised(state->body))
             ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run is released with noise")));
         return;
     }

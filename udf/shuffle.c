@@ -9,25 +9,21 @@
  */
 #include "shuffle.h"
 
+#include "rows.h"
+
 #include "miscadmin.h"
 #include "storage/buffile.h"
 #include "utils/memutils.h"
 
-#define CHUNK_BYTES ((Size)1024 * 1024)
-#define PREFETCH 8
 #define MAX_BUCKETS 512
 
 struct DpShuffle {
     MemoryContext context;
-    Size row_bytes;
     Size memory;
     int64 expected_rows;
     DpRandom *random;
 
-    int64 n; /* rows added */
-    char **chunks;
-    int64 chunk_count, chunk_room;
-    int64 rows_per_chunk;
+    DpRows rows; /* those in memory */
 
     int buckets; /* 0 while everything fits */
     BufFile **files;
@@ -41,37 +37,18 @@ dp_shuffle_start(Size row_bytes, Size memory, int64 expected_rows, DpRandom *ran
     DpShuffle *s = MemoryContextAllocZero(context, sizeof(DpShuffle));
 
     s->context = context;
-    s->row_bytes = row_bytes;
     s->memory = memory;
     s->expected_rows = expected_rows;
     s->random = random;
-    s->rows_per_chunk = Max(1, (int64)(Min(CHUNK_BYTES, memory / 8) / row_bytes));
-    s->chunk_room = 64;
-    s->chunks = MemoryContextAlloc(context, sizeof(char *) * s->chunk_room);
+    dp_rows_start(&s->rows, context, row_bytes, memory);
     return s;
-}
-
-static char *
-row_at(const DpShuffle *s, int64 i)
-{
-    return s->chunks[i / s->rows_per_chunk] + (i % s->rows_per_chunk) * s->row_bytes;
-}
-
-static void
-add_chunk(DpShuffle *s)
-{
-    if (s->chunk_count == s->chunk_room) {
-        s->chunk_room *= 2;
-        s->chunks = repalloc_huge(s->chunks, sizeof(char *) * s->chunk_room);
-    }
-    s->chunks[s->chunk_count++] = MemoryContextAllocHuge(s->context, s->rows_per_chunk * s->row_bytes);
 }
 
 /* One row more, its place in the order included, would not fit. */
 static bool
 is_full(const DpShuffle *s)
 {
-    return s->n > 0 && (Size)(s->n + 1) * (s->row_bytes + sizeof(uint32)) > s->memory;
+    return s->rows.n > 0 && (Size)(s->rows.n + 1) * (s->rows.row_bytes + sizeof(uint32)) > s->memory;
 }
 
 static void
@@ -79,19 +56,18 @@ to_bucket(DpShuffle *s, const char *row)
 {
     int bucket = (int)dp_random_below(s->random, s->buckets);
 
-    BufFileWrite(s->files[bucket], (void *)row, s->row_bytes);
+    BufFileWrite(s->files[bucket], (void *)row, s->rows.row_bytes);
     s->file_rows[bucket]++;
 }
 
 /* Enough buckets that each is expected to fill half the memory; not more than the memory has buffers for. */
-static int
-bucket_count(const DpShuffle *s)
+int
+dp_bucket_count(double bytes, Size memory)
 {
-    int64 rows = Max(s->expected_rows, 2 * s->n);
-    int64 wanted = (int64)((double)rows * (double)(s->row_bytes + sizeof(uint32)) * 2.0 / (double)s->memory) + 1;
-    int64 affordable = (int64)(s->memory / (2 * BLCKSZ));
+    int64 wanted = (int64)Min(bytes * 2.0 / (double)memory + 1.0, (double)MAX_BUCKETS);
+    int64 affordable = (int64)(memory / (2 * BLCKSZ));
 
-    return (int)Max(2, Min(Min(wanted, affordable), MAX_BUCKETS));
+    return (int)Max(2, Min(wanted, affordable));
 }
 
 static void
@@ -99,7 +75,8 @@ open_buckets(DpShuffle *s)
 {
     MemoryContext old = MemoryContextSwitchTo(s->context);
 
-    s->buckets = bucket_count(s);
+    s->buckets = dp_bucket_count(
+        (double)Max(s->expected_rows, 2 * s->rows.n) * (double)(s->rows.row_bytes + sizeof(uint32)), s->memory);
     s->files = palloc(sizeof(BufFile *) * s->buckets);
     s->file_rows = palloc0(sizeof(int64) * s->buckets);
     for (int i = 0; i < s->buckets; i++)
@@ -111,14 +88,12 @@ static void
 spill(DpShuffle *s)
 {
     open_buckets(s);
-    for (int64 i = 0; i < s->n; i++) {
-        to_bucket(s, row_at(s, i));
+    for (int64 i = 0; i < s->rows.n; i++) {
+        to_bucket(s, dp_row_at(&s->rows, i));
         if (i % 1024 == 0)
             CHECK_FOR_INTERRUPTS();
     }
-    for (int64 i = 0; i < s->chunk_count; i++)
-        pfree(s->chunks[i]);
-    s->chunk_count = 0;
+    dp_rows_clear(&s->rows);
 }
 
 void
@@ -128,22 +103,18 @@ dp_shuffle_add(DpShuffle *s, const char *row)
         spill(s);
     if (s->buckets > 0)
         to_bucket(s, row);
-    else {
-        if (s->n == s->chunk_count * s->rows_per_chunk)
-            add_chunk(s);
-        memcpy(row_at(s, s->n), row, s->row_bytes);
-    }
-    s->n++;
+    else
+        dp_rows_add(&s->rows, row);
 }
 
 static uint32 *
 random_order(DpShuffle *s)
 {
-    uint32 *order = MemoryContextAllocHuge(s->context, sizeof(uint32) * Max(s->n, 1));
+    uint32 *order = MemoryContextAllocHuge(s->context, sizeof(uint32) * Max(s->rows.n, 1));
 
-    for (int64 i = 0; i < s->n; i++)
+    for (int64 i = 0; i < s->rows.n; i++)
         order[i] = (uint32)i;
-    for (int64 i = s->n - 1; i > 0; i--) {
+    for (int64 i = s->rows.n - 1; i > 0; i--) {
         int64 j = (int64)dp_random_below(s->random, i + 1);
         uint32 swap = order[i];
 
@@ -156,44 +127,43 @@ random_order(DpShuffle *s)
 }
 
 static void
-prefetch(const char *row, Size bytes)
-{
-    for (Size at = 0; at < bytes && at < 512; at += 64)
-        __builtin_prefetch(row + at);
-}
-
-static void
 emit_memory(DpShuffle *s, DpEmit emit, void *arg)
 {
     uint32 *order = random_order(s);
 
-    for (int64 i = 0; i < s->n; i++) {
-        if (i + PREFETCH < s->n)
-            prefetch(row_at(s, order[i + PREFETCH]), s->row_bytes);
-        emit(row_at(s, order[i]), arg);
+    for (int64 i = 0; i < s->rows.n; i++) {
+        if (i + DP_PREFETCH < s->rows.n)
+            dp_row_prefetch(&s->rows, order[i + DP_PREFETCH]);
+        emit(dp_row_at(&s->rows, order[i]), arg);
         if (i % 1024 == 0)
             CHECK_FOR_INTERRUPTS();
     }
 }
 
-static void
-read_row(BufFile *file, char *row, Size bytes)
+void
+dp_read_back(BufFile *file, void *room, Size bytes)
 {
-    if (BufFileRead(file, row, bytes) != bytes)
+    if (BufFileRead(file, room, bytes) != bytes)
         ereport(ERROR, (errcode_for_file_access(), errmsg("could not read back a temporary file")));
+}
+
+void
+dp_rewind(BufFile *file)
+{
+    if (BufFileSeek(file, 0, 0L, SEEK_SET) != 0)
+        ereport(ERROR, (errcode_for_file_access(), errmsg("could not rewind a temporary file")));
 }
 
 /* A bucket is a smaller shuffle; a file is closed as soon as it is read, so disk use falls as the result grows. */
 static void
 emit_bucket(DpShuffle *s, int bucket, DpEmit emit, void *arg)
 {
-    DpShuffle *inner = dp_shuffle_start(s->row_bytes, s->memory, s->file_rows[bucket], s->random);
-    char *row = palloc(s->row_bytes);
+    DpShuffle *inner = dp_shuffle_start(s->rows.row_bytes, s->memory, s->file_rows[bucket], s->random);
+    char *row = palloc(s->rows.row_bytes);
 
-    if (BufFileSeek(s->files[bucket], 0, 0L, SEEK_SET) != 0)
-        ereport(ERROR, (errcode_for_file_access(), errmsg("could not rewind a temporary file")));
+    dp_rewind(s->files[bucket]);
     for (int64 i = 0; i < s->file_rows[bucket]; i++) {
-        read_row(s->files[bucket], row, s->row_bytes);
+        dp_read_back(s->files[bucket], row, s->rows.row_bytes);
         dp_shuffle_add(inner, row);
         if (i % 1024 == 0)
             CHECK_FOR_INTERRUPTS();

@@ -5,7 +5,7 @@
  * has no binary output, and no cast shows its weights. Between passes it stays in the memory of the backend, until the
  * transaction ends: it is never written to a table, to WAL or to disk.
  */
-#include "bismarck_dp.h"
+#include "rows.h"
 
 #include "access/xact.h"
 #include "lib/ilist.h"
@@ -21,6 +21,8 @@ typedef struct Run {
     dlist_node node;
     int64 id;
     DpState *state;
+    MemoryContext context; /* of the rows */
+    DpRows rows;
 } Run;
 
 /* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
@@ -64,15 +66,16 @@ void
 dp_state_keep(int64 id, const DpState *state)
 {
     Run *run = find_run(id);
-    DpState *copy = MemoryContextAlloc(TopTransactionContext, VARSIZE(state));
+    DpState *copy = dp_state_copy(TopTransactionContext, state);
 
-    memcpy(copy, state, VARSIZE(state));
     if (run == NULL) {
         if (!watching)
             RegisterXactCallback(forget_runs, NULL);
         watching = true;
         run = MemoryContextAlloc(TopTransactionContext, sizeof(Run));
         run->id = id;
+        run->context = AllocSetContextCreate(TopTransactionContext, "run", ALLOCSET_DEFAULT_SIZES);
+        run->rows = (DpRows){.context = run->context};
         dlist_push_head(&runs, &run->node);
     } else
         pfree(run->state);
@@ -86,8 +89,41 @@ dp_state_forget(int64 id)
 
     explicit_bzero(run->state, VARSIZE(run->state));
     pfree(run->state);
+    MemoryContextDelete(run->context);
     dlist_delete(&run->node);
     pfree(run);
+}
+
+DpRows *
+dp_rows_of_run(int64 id)
+{
+    (void)dp_state_of_run(id);
+    return &find_run(id)->rows;
+}
+
+DpState *
+dp_state_copy(MemoryContext context, const DpState *state)
+{
+    DpState *copy = MemoryContextAlloc(context, VARSIZE(state));
+
+    memcpy(copy, state, VARSIZE(state));
+    return copy;
+}
+
+/* More passes than the noise was calibrated for would cost more than the plan says. */
+void
+dp_state_begin_pass(DpState *state, int part)
+{
+    state->block = 0;
+    if (!dp_state_solver(state)->begin_pass(state->body, part))
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("all planned passes were made")));
+}
+
+void
+dp_state_check_complete(const DpState *state)
+{
+    if (!dp_state_solver(state)->complete(state->body))
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("a pass ended before the last row")));
 }
 
 DpState *
@@ -143,6 +179,10 @@ dp_begin(PG_FUNCTION_ARGS)
     state->magic = DP_STATE_MAGIC;
     state->version = DP_STATE_VERSION;
     state->flags = dp_number(params, "private") != 0 ? DP_STATE_PRIVATE : 0;
+    if (dp_has(params, "seed")) {
+        state->flags |= DP_STATE_SEEDED;
+        state->seed = (int64)dp_number(params, "seed");
+    }
     state->solver = dp_solver_index(solver);
     state->d = d;
     wrong = solver->start(state->body, d, &host);

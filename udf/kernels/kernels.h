@@ -47,6 +47,9 @@ extern int dp_loss_index(const DpLoss *loss);
 extern double dp_dot(const double *w, const float *x, int d);
 extern void dp_axpy(double *g, double a, const float *x, int d);
 extern double dp_norm(const double *w, int d);
+extern double dp_row_norm(const float *x, int d);
+extern void dp_scale(double *a, double factor, int d);
+extern void dp_project(double *w, double radius, int d); /* onto the ball, never onto the sphere */
 
 /*
  * Scales x (and a constant 1 behind it, when intercept) down to L2 norm `bound` and writes it to out. False, and a row
@@ -61,6 +64,7 @@ typedef enum DpStepRule {
     DP_STEP_DECREASING,      /* 2 / (beta (t + offset)), Corollary 2 of Wu et al. 2017 */
     DP_STEP_SQRT,            /* 2 / (beta (sqrt(t) + offset)), Corollary 3 */
     DP_STEP_STRONGLY_CONVEX, /* min(1/beta, 1/(gamma t)), Algorithm 2 */
+    DP_STEP_INVERSE_SQRT,    /* min(1/beta, eta / sqrt(t)), SCS13 and Algorithm 4 */
 } DpStepRule;
 
 typedef struct DpStep {
@@ -70,32 +74,6 @@ typedef struct DpStep {
 } DpStep;
 
 extern double dp_step(const DpStep *step, int64_t t);
-
-/* ---- solvers ---- */
-
-/*
- * A solver folds packed rows into a body it alone understands. Partitions are fixed by the row count, each is folded
- * by itself, and the partitions' bodies are merged once per pass.
- */
-typedef struct DpSolver {
-    const char *name;
-    size_t (*size)(int d);
-    const char *(*start)(void *body, int d, const DpParams *params); /* NULL, or what is wrong */
-    void (*begin_pass)(void *body, int part);
-    bool (*fold)(void *body, const float *rows, int n); /* false: more rows than the pass has */
-    bool (*complete)(const void *body);                 /* every row of the pass was folded */
-    void (*merge)(void *body, const void *other);       /* adds another partition's share */
-    void (*weigh)(void *body);                          /* turns one partition's body into its share */
-    void (*end_pass)(void *body);
-    double (*objective)(const void *body); /* mean training objective of the last pass */
-    void (*output)(const void *body, double *w);
-    int (*passes)(const void *body);
-} DpSolver;
-
-extern const DpSolver dp_sgd;
-extern const DpSolver *dp_solver_named(const char *name);
-extern const DpSolver *dp_solver_at(int index);
-extern int dp_solver_index(const DpSolver *solver);
 
 /* ---- random numbers: ChaCha20 under a key from the operating system (or, for tests, from a seed) ---- */
 
@@ -174,5 +152,60 @@ extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
  * begun 128, and after one such group in 2^17 a few words more: where the stream stands at the end depends on luck.
  */
 extern void dp_gaussians(DpRandom *r, double sigma, double *out, size_t n);
+
+/* ---- noise inside a pass: on every batch's sum, which is then rounded to a grid (sums.c) ---- */
+
+typedef enum DpMechanism { DP_NO_NOISE, DP_GAUSSIAN, DP_L2_LAPLACE } DpMechanism;
+
+typedef struct DpNoise {
+    int32_t mechanism; /* DpMechanism */
+    int32_t unused;
+    double scale; /* standard deviation (Gaussian), or scale of the norm (K-norm) */
+    double grid;  /* a power of two */
+} DpNoise;
+
+/* Standard normal numbers in stock, and the generator that makes more of them. It belongs to one pass of one process.
+ */
+#define DP_POOL 2048
+
+typedef struct DpPool {
+    DpRandom random;
+    int32_t left; /* numbers not yet used, at the end */
+    double numbers[DP_POOL];
+} DpPool;
+
+extern const char *dp_noise_start(DpNoise *noise, const DpParams *params); /* NULL, or what is wrong */
+extern void dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d);
+
+/* ---- solvers ---- */
+
+/*
+ * A solver folds packed rows into a body it alone understands. Partitions are fixed by the row count, each is folded
+ * by itself, and the partitions' bodies are merged once per pass. Rows come in blocks, in their order (fold), or one by
+ * one as they are sampled (take), and then the host says where a batch ends (step). A solver that adds noise inside a
+ * pass takes it from the pool; others never look at it.
+ */
+typedef struct DpSolver {
+    const char *name;
+    size_t (*size)(int d);
+    const char *(*start)(void *body, int d, const DpParams *params);  /* NULL, or what is wrong */
+    bool (*begin_pass)(void *body, int part);                         /* false: all planned passes were made */
+    bool (*fold)(void *body, const float *rows, int n, DpPool *pool); /* false: more rows than the pass has */
+    void (*take)(void *body, const float *row);                       /* NULL: rows cannot be sampled */
+    bool (*step)(void *body, DpPool *pool);                           /* false: more batches than the pass has */
+    bool (*complete)(const void *body);                               /* every batch of the pass was folded */
+    void (*merge)(void *body, const void *other);                     /* adds another partition's share */
+    void (*weigh)(void *body);                                        /* turns one partition's body into its share */
+    void (*end_pass)(void *body);
+    double (*objective)(const void *body); /* mean training objective of the last pass */
+    void (*output)(const void *body, double *w);
+    int (*passes)(const void *body);  /* completed */
+    bool (*noised)(const void *body); /* everything in it was made from noisy sums: it needs no noise to leave */
+} DpSolver;
+
+extern const DpSolver dp_sgd;
+extern const DpSolver *dp_solver_named(const char *name);
+extern const DpSolver *dp_solver_at(int index);
+extern int dp_solver_index(const DpSolver *solver);
 
 #endif

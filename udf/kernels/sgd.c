@@ -1,13 +1,15 @@
 /*
- * sgd.c: permutation SGD over packed rows, in mini-batches, on fixed partitions (Bismarck; Wu et al. 2017).
+ * sgd.c: SGD over packed rows, in mini-batches, on fixed partitions (Bismarck; Wu et al. 2017), or on sampled batches.
  *
- * Update t of a partition, with the batch B of at most b rows:
+ * Update t of a partition, with the batch B:
  *
- *     w <- Proj_R( (1 - eta_t lambda) w - (eta_t / b) sum_{i in B} slope_i x_i )
+ *     w <- Proj_R( (1 - eta_t lambda) w - (eta_t / b) ( sum_{i in B} slope_i x_i  [+ noise, rounded to a grid] ) )
  *
- * The sum is divided by b even when the last batch of a pass is shorter, the regulariser stays outside the average,
- * and a batch never reaches over the end of a pass: the sensitivity proof (bismarck_dp/sensitivity.py) needs all three.
- * After each pass the partitions' models are averaged with weights m_p / m.
+ * The sum is divided by b, however many rows the batch has: fewer at the end of a pass, any number when rows are
+ * sampled, also none. The regulariser stays outside the average, and a batch never reaches over the end of a pass: the
+ * sensitivity proof (bismarck_dp/sensitivity.py) needs all three. With noise inside (sums.c), no batch is left without
+ * it, and w is made of noisy sums alone. A row's gradient is scaled down to norm `clip`, if that is finite. After each
+ * pass the partitions' models are averaged with weights m_p / m.
  */
 #include "kernels.h"
 
@@ -27,8 +29,9 @@ typedef struct Sgd {
     int32_t part;
     int32_t passes; /* planned */
     int32_t pass;   /* completed */
-    double lambda, radius, loss_param;
+    double lambda, radius, loss_param, clip;
     DpStep step;
+    DpNoise noise;
 
     int64_t rows;     /* of this partition */
     int64_t seen;     /* of them, in this pass */
@@ -63,9 +66,10 @@ static const char *
 sgd_start(void *body, int d, const DpParams *p)
 {
     static const char *const averages[] = {"none", "all", "suffix"};
-    static const char *const rules[] = {"constant", "decreasing", "sqrt", "strongly-convex"};
+    static const char *const rules[] = {"constant", "decreasing", "sqrt", "strongly-convex", "inverse-sqrt"};
     Sgd *s = body;
     const DpLoss *loss = dp_loss_named(p->word(p->host, "loss"));
+    const char *wrong;
 
     memset(s, 0, sgd_size(d));
     if (loss == NULL)
@@ -81,7 +85,8 @@ sgd_start(void *body, int d, const DpParams *p)
     s->lambda = p->number(p->host, "lambda");
     s->radius = p->number(p->host, "radius");
     s->loss_param = p->number(p->host, "loss_param");
-    s->step.rule = index_of(p->word(p->host, "step"), rules, 4);
+    s->clip = p->number(p->host, "clip");
+    s->step.rule = index_of(p->word(p->host, "step"), rules, 5);
     s->step.eta = p->number(p->host, "eta");
     s->step.beta = p->number(p->host, "beta");
     s->step.gamma = p->number(p->host, "gamma");
@@ -92,7 +97,8 @@ sgd_start(void *body, int d, const DpParams *p)
         return "step";
     if (s->batch_size < 1 || s->parts < 1 || s->parts > s->n || s->passes < 1)
         return "batch_size, workers or epochs";
-    return NULL;
+    wrong = dp_noise_start(&s->noise, p);
+    return wrong != NULL ? wrong : s->track && s->noise.mechanism != DP_NO_NOISE ? "track" : NULL;
 }
 
 double
@@ -105,6 +111,8 @@ dp_step(const DpStep *step, int64_t t)
         return 2.0 / (step->beta * (sqrt((double)t) + step->offset));
     case DP_STEP_STRONGLY_CONVEX:
         return fmin(1.0 / step->beta, 1.0 / (step->gamma * (double)t));
+    case DP_STEP_INVERSE_SQRT:
+        return fmin(1.0 / step->beta, step->eta / sqrt((double)t));
     default:
         return step->eta;
     }
@@ -123,11 +131,13 @@ updates_per_pass(const Sgd *s)
     return (s->rows + s->batch_size - 1) / s->batch_size;
 }
 
-static void
+static bool
 sgd_begin_pass(void *body, int part)
 {
     Sgd *s = body;
 
+    if (s->pass >= s->passes)
+        return false;
     s->part = part;
     s->rows = rows_of_part(s, part);
     s->t = s->pass * updates_per_pass(s);
@@ -135,6 +145,7 @@ sgd_begin_pass(void *body, int part)
     s->in_batch = 0;
     s->loss_sum = 0.0;
     memset(GRADIENT(s), 0, 2 * (size_t)s->d * sizeof(double)); /* and the pass's sum behind it */
+    return true;
 }
 
 /* With a tolerance the last pass is not known beforehand, so every pass keeps its sum. */
@@ -160,66 +171,82 @@ add(double *a, const double *b, double factor, int d)
         a[j] += factor * b[j];
 }
 
-DP_VECTORISED static void
-scale(double *a, double factor, int d)
-{
-    for (int j = 0; j < d; j++)
-        a[j] *= factor;
-}
-
-/* Onto the ball, never onto the sphere: a point inside stays where it is. */
 static void
-project(double *w, double radius, int d)
-{
-    double norm = dp_norm(w, d);
-
-    if (norm > radius)
-        scale(w, radius / norm, d);
-}
-
-static void
-update(Sgd *s)
+update(Sgd *s, DpPool *pool)
 {
     double eta = dp_step(&s->step, ++s->t);
     double *w = WEIGHTS(s);
 
+    dp_noise_add(&s->noise, pool, GRADIENT(s), s->d);
     descend(w, GRADIENT(s), 1.0 - eta * s->lambda, eta / (double)s->batch_size, s->d);
     if (isfinite(s->radius))
-        project(w, s->radius, s->d);
+        dp_project(w, s->radius, s->d);
     if (averages_this_pass(s))
         add(PASS_SUM(s), w, 1.0, s->d);
     s->in_batch = 0;
 }
 
+/* A gradient slope x of norm above the clip is scaled down to it. */
+static double
+clipped(const Sgd *s, double slope, const float *x)
+{
+    double norm = isfinite(s->clip) ? fabs(slope) * dp_row_norm(x, s->d) : 0.0;
+
+    return norm > s->clip ? slope * (s->clip / norm) : slope;
+}
+
+static inline void
+add_row(Sgd *s, const DpLoss *loss, const float *row)
+{
+    double y = (double)row[0];
+    double z = dp_dot(WEIGHTS(s), row + 1, s->d);
+
+    if (s->track)
+        s->loss_sum += loss->value(z, y, s->loss_param);
+    dp_axpy(GRADIENT(s), clipped(s, loss->slope(z, y, s->loss_param), row + 1), row + 1, s->d);
+}
+
 static bool
-sgd_fold(void *body, const float *rows, int n)
+sgd_fold(void *body, const float *rows, int n, DpPool *pool)
 {
     Sgd *s = body;
     const DpLoss *loss = dp_loss_at(s->loss);
-    int d = s->d;
 
     if (s->seen + n > s->rows)
         return false;
-    for (int i = 0; i < n; i++, rows += d + 1) {
-        double y = (double)rows[0];
-        double z = dp_dot(WEIGHTS(s), rows + 1, d);
-
-        if (s->track)
-            s->loss_sum += loss->value(z, y, s->loss_param);
-        dp_axpy(GRADIENT(s), loss->slope(z, y, s->loss_param), rows + 1, d);
+    for (int i = 0; i < n; i++, rows += s->d + 1) {
+        add_row(s, loss, rows);
         s->seen++;
         if (++s->in_batch == s->batch_size || s->seen == s->rows)
-            update(s);
+            update(s, pool);
     }
     return true;
 }
 
+static void
+sgd_take(void *body, const float *row)
+{
+    Sgd *s = body;
+
+    add_row(s, dp_loss_at(s->loss), row);
+}
+
+/* Every update of the pass, and not one more: an update without its rows would still have its noise. */
 static bool
 sgd_complete(const void *body)
 {
     const Sgd *s = body;
 
-    return s->seen == s->rows;
+    return s->t == (s->pass + 1) * updates_per_pass(s);
+}
+
+static bool
+sgd_step(void *body, DpPool *pool)
+{
+    if (sgd_complete(body))
+        return false;
+    update(body, pool);
+    return true;
 }
 
 static void
@@ -228,8 +255,8 @@ sgd_weigh(void *body)
     Sgd *s = body;
     double share = (double)s->rows / (double)s->n;
 
-    scale(WEIGHTS(s), share, s->d);
-    scale(PASS_SUM(s), share / (double)updates_per_pass(s), s->d);
+    dp_scale(WEIGHTS(s), share, s->d);
+    dp_scale(PASS_SUM(s), share / (double)updates_per_pass(s), s->d);
 }
 
 static void
@@ -272,7 +299,7 @@ sgd_output(const void *body, double *w)
 
     memcpy(w, s->average == AVERAGE_NONE ? WEIGHTS(s) : AVERAGE(s), (size_t)s->d * sizeof(double));
     if (s->average == AVERAGE_ALL)
-        scale(w, 1.0 / (double)s->pass, s->d);
+        dp_scale(w, 1.0 / (double)s->pass, s->d);
 }
 
 static int
@@ -281,7 +308,26 @@ sgd_passes(const void *body)
     return ((const Sgd *)body)->pass;
 }
 
+static bool
+sgd_noised(const void *body)
+{
+    return ((const Sgd *)body)->noise.mechanism != DP_NO_NOISE;
+}
+
 const DpSolver dp_sgd = {
-    "sgd",     sgd_size,  sgd_start,    sgd_begin_pass, sgd_fold,   sgd_complete,
-    sgd_merge, sgd_weigh, sgd_end_pass, sgd_objective,  sgd_output, sgd_passes,
+    .name = "sgd",
+    .size = sgd_size,
+    .start = sgd_start,
+    .begin_pass = sgd_begin_pass,
+    .fold = sgd_fold,
+    .take = sgd_take,
+    .step = sgd_step,
+    .complete = sgd_complete,
+    .merge = sgd_merge,
+    .weigh = sgd_weigh,
+    .end_pass = sgd_end_pass,
+    .objective = sgd_objective,
+    .output = sgd_output,
+    .passes = sgd_passes,
+    .noised = sgd_noised,
 };

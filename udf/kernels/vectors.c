@@ -54,6 +54,38 @@ dp_norm(const double *w, int d)
     return sqrt(sum_lanes(lane) + rest);
 }
 
+DP_VECTORISED double
+dp_row_norm(const float *x, int d)
+{
+    double lane[LANES] = {0};
+    double rest = 0.0;
+    int j = 0;
+
+    for (; j + LANES <= d; j += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += (double)x[j + l] * (double)x[j + l];
+    for (; j < d; j++)
+        rest += (double)x[j] * (double)x[j];
+    return sqrt(sum_lanes(lane) + rest);
+}
+
+DP_VECTORISED void
+dp_scale(double *a, double factor, int d)
+{
+    for (int j = 0; j < d; j++)
+        a[j] *= factor;
+}
+
+/* A point inside stays where it is. */
+void
+dp_project(double *w, double radius, int d)
+{
+    double norm = dp_norm(w, d);
+
+    if (norm > radius)
+        dp_scale(w, radius / norm, d);
+}
+
 static double
 largest_entry(const double *x, int d, double constant)
 {

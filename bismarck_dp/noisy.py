@@ -1,0 +1,178 @@
+"""Noise inside the pass: SCS13 on permutations, BST14 and DP-SGD on Poisson samples.
+
+All three release the noisy sum of every batch, to themselves: the weights are made of these sums and nothing else, so
+they are post-processing. Hence no demands on the loss but a bound on a row's gradient, and none on steps, averages or
+projections. What a row can do to one sum:
+
+    jump   two sums of gradients at the same weights, over tables that differ in one row, differ by at most J = 2 L
+           (`replace`) or L (`zero-out`) in norm, and only if the row is in the batch. L bounds a row's gradient.
+
+The sums are computed in doubles, in one order. Rows before and after the differing one give the same numbers on both
+sides, but partial sums differ, and so does their rounding: by at most 2^-53 L i at the i-th row, in each of the two.
+For a batch of c rows that is 2^-53 L c^2. Norms and slopes are checked in doubles, too: a millionth of J pays for that.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .accounting import Gaussians, Laplaces, PoissonGaussians
+from .errors import BismarckError
+from .losses import LOSSES, Loss, loss_param
+from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial
+from .sensitivity import Pulse, Schedule
+from .sgd import Private, Setting, replace_options
+from .spec import Spec
+from .steps import Step
+
+DEFAULT_RADIUS = 10.0
+
+RATE_ERROR = 2.0**-50
+"""The kernels' waits keep each draw's probability within this factor (udf/kernels/gaps.c)."""
+
+
+def sum_sensitivity(setting: Setting, rows: float) -> float:
+    """J with its rounding, for sums of up to so many rows."""
+    return setting.jump * (1 + 1e-6) + 2.0**-53 * setting.lipschitz * rows**2
+
+
+class Noisy(Private):
+    """What solvers with noisy sums share. A row's gradient slope x is scaled by min(1, clip / |slope x|) before it is
+    added, so that L = clip. Without `clip` it is the loss's own bound, which scales nothing; for the squared loss,
+    which has none, label_bound times feature_bound.
+    """
+
+    perturbs = "sums"
+
+    def _with_defaults(self, spec: Spec) -> Spec:
+        if LOSSES[spec.loss].classification:
+            return spec
+        label_bound, clip = spec.options["label_bound"] or 1.0, spec.options["clip"]
+        clip = label_bound * spec.options["feature_bound"] if clip is None else clip
+        return replace_options(spec, {"label_bound": label_bound, "clip": clip})
+
+    def _bounds(self, spec: Spec, loss: Loss) -> tuple[float, float, float]:
+        """Residuals are not cut: the gradient is."""
+        param = loss_param(spec.loss, {**spec.options, "clip": math.inf})
+        steep = spec.options["feature_bound"] * loss.steepness(param)
+        clip = spec.options["clip"]
+        if clip is None or clip >= steep:
+            return param, steep, math.inf
+        return param, clip, clip
+
+
+class Scs13(Noisy):
+    """Noise on every mini-batch of permutation SGD (Song, Chaudhuri and Sarwate 2013, over several passes).
+
+    Claim: epsilon-DP, or (epsilon, delta)-DP. Proof: given the order, which does not depend on values, a row is in one
+    batch of one partition per pass. All other sums of the pass have the same law for both tables, given what was
+    released before. So a pass releases one sum of sensitivity J about the row, and k passes are k such releases, each
+    made with what came before in view: k Gaussians are one with sqrt(k) J (Gaussian differential privacy composes
+    exactly, Dong, Roth and Su 2022), and k pure releases of epsilon / k add up to epsilon. The order may be known.
+    """
+
+    name = "scs13"
+
+    def _step(self, setting: Setting) -> Step:
+        """1 / sqrt(t), never above 1 / lambda, where the shrink would turn the weights over."""
+        if setting.spec.options["step"] is None:
+            return Step("inverse-sqrt", eta=1.0, beta=max(setting.penalty.strength, 1.0))
+        return super()._step(setting)
+
+    def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
+        spec = setting.spec
+        assert spec.epsilon is not None
+        rows = min(setting.batch_size, setting.n)
+        sensitivity = sum_sensitivity(setting, rows)
+        passes = schedule.passes
+        calibrator = Laplaces(passes) if spec.delta == 0 else Gaussians(passes)
+        sums = Sums(touched=passes, width=setting.width, reach=rows * setting.lipschitz)
+        return sensitivity, calibrate_sums(sums, sensitivity, spec.epsilon, spec.delta, calibrator)
+
+
+class Poisson(Noisy):
+    """What BST14 and DP-SGD share: batches are Poisson samples of the table.
+
+    Claim: (epsilon, delta)-DP. Proof: each row joins each batch by a coin of its own, of probability q, whose outcome
+    stays in the server. A step is then dominated by a Poisson-sampled Gaussian (`poisson`). Dominating pairs compose,
+    adaptively too: privacy loss distributions give the noise for all steps together. A batch has any number of rows,
+    also none; its sum is divided by q n = batch_size, a constant, and it always has its noise.
+    """
+
+    options = Noisy.options - {"workers", "shuffle"}
+
+    def _schedule(self, setting: Setting) -> Schedule:
+        options = setting.spec.options
+        return Schedule(
+            n=setting.n,
+            batch_size=setting.batch_size,
+            passes=options["epochs"],
+            workers=1,
+            average=options["average"],
+            shuffle="poisson",
+            step=self._step(setting),
+            penalty=setting.penalty,
+        )
+
+    def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
+        return self._noise(setting)
+
+    def _noise(self, setting: Setting) -> tuple[float, Noise]:
+        """The sensitivity of a sum and its noise; both follow from the setting alone."""
+        spec, n, b = setting.spec, setting.n, setting.batch_size
+        assert spec.epsilon is not None
+        if spec.delta == 0:
+            raise BismarckError(
+                f'algorithm "{self.name}" is private for delta above 0 only',
+                "pass a delta far below 1/n, for example 1e-6, or use bolton or scs13",
+            )
+        steps = -(-n // b) * spec.options["epochs"]
+        probability = min(1.0, b / n * (1 + RATE_ERROR))
+        rows = most_of_binomial(n, b / n, steps, spec.epsilon, spec.delta)
+        sensitivity = sum_sensitivity(setting, rows)
+        per_row = sensitivity / (2 if spec.options["adjacency"] == "replace" else 1)
+        sums = Sums(touched=steps, width=setting.width, reach=rows * setting.lipschitz, draws=float(b) * steps)
+        calibrator = PoissonGaussians(probability, steps, spec.options["adjacency"])
+        return sensitivity, calibrate_sums(sums, per_row, spec.epsilon, spec.delta, calibrator)
+
+
+class Dpsgd(Poisson):
+    """DP-SGD (Abadi et al. 2016): gradients of rows scaled down to norm `clip`, Poisson samples, Gaussian noise.
+
+    The claim and the proof are those of `Poisson`.
+    """
+
+    name = "dpsgd"
+
+
+class Bst14(Poisson):
+    """Bassily, Smith and Thakurta 2014 with a constant number of passes (Algorithms 4 and 5 of Wu et al. 2017).
+
+    The claim and the proof are those of `Poisson`. The steps are the paper's: with a regulariser 1 / (gamma t); without
+    one 2 R / (G sqrt(t)) on the sum of a batch, with G^2 = d sigma^2 + b^2 L^2 and R the radius, which bound the mean
+    square of a noisy sum and the weights. The noise is not the paper's: its amplification needs the independent draws
+    that a scan does not make, and its iota is 1 where 2 L is right and stands under the root (docs/privacy.md).
+    """
+
+    name = "bst14"
+    options = Poisson.options - {"step"}
+
+    def _with_defaults(self, spec: Spec) -> Spec:
+        """Algorithm 4 needs a ball; the minimiser of Algorithm 5 lies within L / lambda, so that projecting onto that
+        ball never hurts.
+        """
+        spec = super()._with_defaults(spec)
+        if math.isfinite(spec.options["radius"]):
+            return spec
+        strength = spec.options["lambda"]
+        bound = self._bounds(spec, LOSSES[spec.loss])[1]
+        return replace_options(spec, {"radius": bound / strength if strength > 0 else DEFAULT_RADIUS})
+
+    def _step(self, setting: Setting) -> Step:
+        strength = setting.penalty.strength
+        if strength > 0:
+            return Step("strongly-convex", beta=strength, gamma=strength)
+        _, noise = self._noise(setting)
+        norm = math.hypot(math.sqrt(setting.width) * noise.scale, setting.batch_size * setting.lipschitz)
+        eta = 2 * setting.spec.options["radius"] * setting.batch_size / norm
+        return Step("inverse-sqrt", eta=eta, beta=1 / eta)

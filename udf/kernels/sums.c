@@ -1,0 +1,125 @@
+/*
+ * sums.c: noise on the sum of a batch, at a few nanoseconds a number, that floating point cannot betray.
+ *
+ * Wanted: noise on every batch of a training, for any loss and any step. Exact samplers cost a hundred times the batch.
+ * Numbers from bulk.c are cheap, but their low bits, added to a sum, could tell what they were added to. So the noisy
+ * sum is rounded to a grid g that is coarse next to the error of the noise and fine next to the noise itself:
+ *
+ *     released sum  =  g round((sum + Z) / g),      g a power of two, at most 1/8 of the noise's standard deviation.
+ *
+ * Rounding what is already noisy is post-processing: it costs no sensitivity, and at most 1/768 of variance. Whatever
+ * is made of the rounded sums afterwards (steps, projections, averages, the released weights with all their low bits)
+ * is post-processing too. What is left to show is that the rounded sum has nearly the distribution that real noise
+ * would give it.
+ *
+ * CLAIM. Let each coordinate of (sum + Z) as computed be within e of that with real noise. Then the probability of
+ * every grid point is within a factor exp(+-tau) of the real one, tau being for d coordinates
+ *
+ *     Gaussian:  sum over coordinates of  2 e / (g - 2 e) + e (|z| + 2 g) / sigma^2,   z the real noise of the
+ * coordinate; K-norm:    2 d e / (g - 2 e) + e sqrt(d) / scale.
+ *
+ * Proof. The result is k only if the real noisy sum lies in k's cube of side g grown by e on each side, and it is k if
+ * that lies in the cube shrunk by e. Stretching a side from its middle by 1 +- 2 e / g changes its length by that
+ * factor, and log(1 + 2 e / g) <= -log(1 - 2 e / g) <= 2 e / (g - 2 e). No point moves further than e in a coordinate,
+ * e sqrt(d) in all: over that the log density changes by at most e (|z| + g + e) / sigma^2 in a coordinate for the
+ * Gaussian, as z lies within g + e of any other point of its grown cell, and by e sqrt(d) / scale for K-norm noise. QED
+ *
+ * The error e. A number of the pool is within 2^-42 of a real normal one, and in all pairs none is longer than 64, but
+ * for probability e^-2048 a pair (bulk.c). Multiplying and adding it to a sum of norm at most M errs by three more
+ * roundings: e <= sigma (2^-42 + 2^-45) + 2^-52 M.
+ * K-norm noise is scale |G'| G with d + 1 and d normal numbers: given V = |G'|^2, which is chi-square with d + 1
+ * degrees of freedom, the density of sqrt(V) G at z is proportional to V^(-d/2) exp(-|z|^2 / (2 V)), and V's to V^((d -
+ * 1) / 2) exp(-V / 2); the integral of V^(-1/2) exp(-|z|^2 / (2 V) - V / 2) over V is sqrt(2 pi) exp(-|z|). |G'| is off
+ * by at most 2^-42 sqrt(d + 1), and by (d + 4) 2^-53 of itself; it is below rho = sqrt(d + 1) + 64 but for probability
+ * e^-2048. So e <= scale (2^-42 (64 sqrt(d + 1) + rho) + 64 rho (d + 16) 2^-53) + 2^-52 M. bismarck_dp/mechanisms.py
+ * adds this up over a run and takes it off epsilon.
+ */
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+const char *
+dp_noise_start(DpNoise *noise, const DpParams *p)
+{
+    static const char *const names[] = {"none", "gaussian", "l2-laplace"};
+    const char *name = p->word(p->host, "noise");
+    int exponent;
+
+    noise->unused = 0;
+    noise->mechanism = -1;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0)
+            noise->mechanism = i;
+    noise->scale = p->number(p->host, "noise_scale");
+    noise->grid = p->number(p->host, "noise_grid");
+    if (noise->mechanism < 0)
+        return "noise";
+    if (noise->mechanism == DP_NO_NOISE)
+        return NULL;
+    if (!(noise->grid > 0) || frexp(noise->grid, &exponent) != 0.5)
+        return "noise_grid";
+    return noise->scale >= noise->grid && isfinite(noise->scale) ? NULL : "noise_scale";
+}
+
+/* Up to `wanted` numbers from the stock, which is filled up first if it is empty. */
+static const double *
+take_numbers(DpPool *pool, int wanted, int *some)
+{
+    const double *numbers;
+
+    if (pool->left == 0) {
+        dp_gaussians(&pool->random, 1.0, pool->numbers, DP_POOL);
+        pool->left = DP_POOL;
+    }
+    numbers = pool->numbers + DP_POOL - pool->left;
+    *some = wanted < pool->left ? wanted : pool->left;
+    pool->left -= *some;
+    return numbers;
+}
+
+/* Adding and taking away 3 2^51 rounds to a whole number, to the even one from halfway; the plan keeps below 2^50. */
+DP_VECTORISED static void
+add_rounded(double *sum, const double *numbers, double scale, double grid, int d)
+{
+    const double whole = 0x1.8p52, per_step = 1.0 / grid;
+
+    for (int j = 0; j < d; j++)
+        sum[j] = grid * (((sum[j] + scale * numbers[j]) * per_step + whole) - whole);
+}
+
+static void
+add_normals(DpPool *pool, double scale, double grid, double *sum, int d)
+{
+    int some;
+
+    for (; d > 0; d -= some, sum += some) {
+        const double *numbers = take_numbers(pool, d, &some);
+
+        add_rounded(sum, numbers, scale, grid, some);
+    }
+}
+
+static double
+chi(DpPool *pool, int n)
+{
+    double square = 0.0;
+    int some;
+
+    for (; n > 0; n -= some) {
+        const double *numbers = take_numbers(pool, n, &some);
+        double norm = dp_norm(numbers, some);
+
+        square += norm * norm;
+    }
+    return sqrt(square);
+}
+
+void
+dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d)
+{
+    if (noise->mechanism == DP_GAUSSIAN)
+        add_normals(pool, noise->scale, noise->grid, sum, d);
+    else if (noise->mechanism == DP_L2_LAPLACE)
+        add_normals(pool, noise->scale * chi(pool, d + 1), noise->grid, sum, d);
+}

@@ -1,0 +1,305 @@
+/*
+ * sample.c: a pass over Poisson samples. sample(run, tables, params) runs one, and keeps the state.
+ *
+ * Every row joins every step of the pass independently with probability q, and nobody learns which: the draws come from
+ * a fresh key and never leave this file. Amplification by sampling needs exactly that; a shuffled table cut into
+ * batches does not have it (docs/privacy.md).
+ *
+ * The cells (row, step) are walked in the order of rows, from one that is drawn to the next, by the waits of gaps.c:
+ * one wait for every draw, however many cells lie between. The draws are then put in the order of steps. If all packed
+ * rows fit maintenance_work_mem they are kept in memory from the first pass on, and visited at random; otherwise each
+ * pass reads them once and sends the drawn ones to temporary files, one for each range of steps, that fit by
+ * themselves. Both ways the same draws, in the same order, give the same bits.
+ */
+#include "rows.h"
+#include "shuffle.h"
+
+#include <math.h>
+
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+PG_FUNCTION_INFO_V1(dp_sample);
+
+typedef struct Walk {
+    DpRandom random;
+    DpGaps gaps;
+    uint64 next; /* the next cell that is drawn: row times steps, plus step */
+    uint64 steps;
+} Walk;
+
+/* Draws in the order they were made: row `row[i]` of `rows` joins step `first_step + step[i]`. */
+typedef struct Drawn {
+    const DpRows *rows;
+    uint32 *row, *step;
+    int64 n, room;
+    int64 first_step, steps;
+} Drawn;
+
+typedef struct Sampling {
+    MemoryContext context; /* of one pass */
+    DpState *state;
+    DpPool *pool;
+    Walk *walk;
+    Size row_bytes;
+    int64 steps;
+    int64 row; /* being walked */
+
+    Drawn drawn; /* with all rows in memory */
+
+    int ranges; /* of steps, otherwise: each has a file */
+    BufFile **files;
+    int64 *file_rows;
+} Sampling;
+
+static void
+start_walk(Sampling *s, double probability)
+{
+    uint64_t pass = (uint64_t)dp_state_solver(s->state)->passes(s->state->body);
+
+    s->walk = dp_secret_alloc(s->context, sizeof(Walk));
+    dp_random_of_state(&s->walk->random, s->state, DP_STREAM_SAMPLE + pass);
+    if (!dp_gap_start(&s->walk->gaps, probability))
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"probability\" is invalid")));
+    s->walk->steps = (uint64)s->steps;
+    s->walk->next = dp_gap(&s->walk->random, &s->walk->gaps);
+}
+
+/* The row's next step that is drawn, if it has one more. */
+static bool
+next_step(Walk *walk, int64 row, int64 *step)
+{
+    uint64 first = (uint64)row * walk->steps;
+
+    if (walk->next - first >= walk->steps)
+        return false;
+    *step = (int64)(walk->next - first);
+    walk->next += 1 + dp_gap(&walk->random, &walk->gaps);
+    return true;
+}
+
+/* ---- draws in memory, put in the order of steps and folded ---- */
+
+static void
+start_drawn(Drawn *drawn, const DpRows *rows, int64 expected, int64 first_step, int64 steps)
+{
+    int64 room = expected + 4 * (int64)sqrt((double)expected) + 64;
+
+    *drawn = (Drawn){.rows = rows, .room = room, .first_step = first_step, .steps = steps};
+    drawn->row = MemoryContextAllocHuge(CurrentMemoryContext, sizeof(uint32) * room);
+    drawn->step = MemoryContextAllocHuge(CurrentMemoryContext, sizeof(uint32) * room);
+}
+
+static void
+add_drawn(Drawn *drawn, int64 row, int64 step)
+{
+    if (drawn->n == drawn->room) {
+        drawn->room *= 2;
+        drawn->row = repalloc_huge(drawn->row, sizeof(uint32) * drawn->room);
+        drawn->step = repalloc_huge(drawn->step, sizeof(uint32) * drawn->room);
+    }
+    drawn->row[drawn->n] = (uint32)row;
+    drawn->step[drawn->n++] = (uint32)(step - drawn->first_step);
+}
+
+/* Where each step's draws end, once `by_step` has put them in order: a counting sort, which keeps the order of rows. */
+static int64 *
+by_step(const Drawn *drawn, uint32 *order)
+{
+    int64 *end = MemoryContextAllocHuge(CurrentMemoryContext, sizeof(int64) * (drawn->steps + 1));
+
+    memset(end, 0, sizeof(int64) * (drawn->steps + 1));
+    for (int64 i = 0; i < drawn->n; i++)
+        end[drawn->step[i] + 1]++;
+    for (int64 t = 0; t < drawn->steps; t++)
+        end[t + 1] += end[t];
+    for (int64 i = 0; i < drawn->n; i++)
+        order[end[drawn->step[i]]++] = drawn->row[i];
+    return end;
+}
+
+/* A step without rows is a step all the same: it has its noise. */
+static void
+fold_drawn(Sampling *s, const Drawn *drawn)
+{
+    const DpSolver *solver = dp_state_solver(s->state);
+    uint32 *order = MemoryContextAllocHuge(CurrentMemoryContext, sizeof(uint32) * Max(drawn->n, 1));
+    int64 *end = by_step(drawn, order);
+    int64 at = 0;
+
+    for (int64 t = 0; t < drawn->steps; t++) {
+        for (; at < end[t]; at++) {
+            if (at + DP_PREFETCH < drawn->n)
+                dp_row_prefetch(drawn->rows, order[at + DP_PREFETCH]);
+            solver->take(s->state->body, (const float *)dp_row_at(drawn->rows, order[at]));
+        }
+        if (!solver->step(s->state->body, s->pool))
+            ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("there are more steps than planned")));
+        CHECK_FOR_INTERRUPTS();
+    }
+    pfree(order);
+    pfree(end);
+}
+
+/* ---- all rows in memory ---- */
+
+static void
+add_to_rows(const char *row, void *arg)
+{
+    dp_rows_add(arg, row);
+}
+
+static void
+load_rows(DpRows *rows, Size row_bytes, Oid *tables, int parts)
+{
+    dp_rows_start(rows, rows->context, row_bytes, dp_allowed_memory());
+    for (int i = 0; i < parts; i++)
+        dp_visit_rows(tables[i], row_bytes, add_to_rows, rows);
+}
+
+static void
+sample_memory(Sampling *s, const DpRows *rows, double expected)
+{
+    int64 step;
+
+    start_drawn(&s->drawn, rows, (int64)expected, 0, s->steps);
+    for (s->row = 0; s->row < rows->n; s->row++) {
+        while (next_step(s->walk, s->row, &step))
+            add_drawn(&s->drawn, s->row, step);
+        if (s->row % 4096 == 0)
+            CHECK_FOR_INTERRUPTS();
+    }
+    fold_drawn(s, &s->drawn);
+}
+
+/* ---- rows sorted by step, through files ---- */
+
+static void
+open_ranges(Sampling *s, double expected)
+{
+    double bytes = expected * (double)(s->row_bytes + sizeof(int64) + 3 * sizeof(uint32));
+
+    s->ranges = (int)Min(s->steps, dp_bucket_count(bytes, dp_allowed_memory()));
+    s->files = palloc(sizeof(BufFile *) * s->ranges);
+    s->file_rows = palloc0(sizeof(int64) * s->ranges);
+    for (int i = 0; i < s->ranges; i++)
+        s->files[i] = BufFileCreateTemp(false);
+}
+
+/* Range i has the steps from i steps / ranges, rounded up, to those of the next. */
+static int64
+first_of_range(const Sampling *s, int range)
+{
+    return ((int64)range * s->steps + s->ranges - 1) / s->ranges;
+}
+
+static void
+send_row(const char *row, void *arg)
+{
+    Sampling *s = arg;
+    int64 step;
+
+    while (next_step(s->walk, s->row, &step)) {
+        int range = (int)(step * s->ranges / s->steps);
+
+        BufFileWrite(s->files[range], &step, sizeof(step));
+        BufFileWrite(s->files[range], (void *)row, s->row_bytes);
+        s->file_rows[range]++;
+    }
+    s->row++;
+}
+
+static void
+fold_range(Sampling *s, int range)
+{
+    MemoryContext context = AllocSetContextCreate(s->context, "steps", ALLOCSET_DEFAULT_SIZES);
+    MemoryContext old = MemoryContextSwitchTo(context);
+    int64 first = first_of_range(s, range), rows_in_file = s->file_rows[range], step;
+    char *row = palloc(s->row_bytes);
+    DpRows rows;
+    Drawn drawn;
+
+    dp_rows_start(&rows, context, s->row_bytes, dp_allowed_memory());
+    start_drawn(&drawn, &rows, rows_in_file, first, first_of_range(s, range + 1) - first);
+    dp_rewind(s->files[range]);
+    for (int64 i = 0; i < rows_in_file; i++) {
+        dp_read_back(s->files[range], &step, sizeof(step));
+        dp_read_back(s->files[range], row, s->row_bytes);
+        dp_rows_add(&rows, row);
+        add_drawn(&drawn, i, step);
+        if (i % 1024 == 0)
+            CHECK_FOR_INTERRUPTS();
+    }
+    BufFileClose(s->files[range]);
+    fold_drawn(s, &drawn);
+    MemoryContextSwitchTo(old);
+    MemoryContextDelete(context);
+}
+
+static void
+sample_files(Sampling *s, Oid *tables, int parts, double expected)
+{
+    open_ranges(s, expected);
+    for (int i = 0; i < parts; i++)
+        dp_visit_rows(tables[i], s->row_bytes, send_row, s);
+    for (int i = 0; i < s->ranges; i++)
+        fold_range(s, i);
+}
+
+/* ---- a pass ---- */
+
+/* With three numbers for each draw beside the rows. */
+static bool
+fit_memory(double n, double expected, Size row_bytes, int64 steps)
+{
+    double bytes = n * (double)row_bytes + 3 * sizeof(uint32) * expected + sizeof(int64) * (double)steps;
+
+    return bytes <= (double)dp_allowed_memory() && n < (double)PG_UINT32_MAX;
+}
+
+static void
+run_pass(Sampling *s, int64 run, Oid *tables, int parts, Jsonb *params)
+{
+    double n = dp_number(params, "n"), probability = dp_number(params, "probability");
+    double expected = n * probability * (double)s->steps;
+    DpRows *rows = dp_rows_of_run(run);
+
+    start_walk(s, probability);
+    if (fit_memory(n, expected, s->row_bytes, s->steps)) {
+        if (rows->n == 0)
+            load_rows(rows, s->row_bytes, tables, parts);
+        sample_memory(s, rows, expected);
+    } else
+        sample_files(s, tables, parts, expected);
+}
+
+/* sample(run, tables, params): one pass. params has n, probability, updates: the steps of a pass. */
+Datum
+dp_sample(PG_FUNCTION_ARGS)
+{
+    int64 run = PG_GETARG_INT64(0);
+    Jsonb *params = PG_GETARG_JSONB_P(2);
+    int parts;
+    Oid *tables = dp_oids_of(PG_GETARG_ARRAYTYPE_P(1), &parts);
+    MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "sampling", ALLOCSET_DEFAULT_SIZES);
+    MemoryContext old = MemoryContextSwitchTo(context);
+    Sampling s = {.context = context, .steps = (int64)dp_number(params, "updates")};
+    const DpSolver *solver;
+
+    s.state = dp_state_copy(context, dp_state_of_run(run));
+    solver = dp_state_solver(s.state);
+    s.row_bytes = sizeof(float) * (Size)(s.state->d + 1);
+    if (solver->take == NULL || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
+        dp_number(params, "n") * (double)s.steps > 0x1p62)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run cannot be sampled")));
+    s.pool = dp_pool_of_state(context, s.state, 0);
+    dp_state_begin_pass(s.state, 0);
+    run_pass(&s, run, tables, parts, params);
+    dp_state_check_complete(s.state);
+    solver->weigh(s.state->body);
+    solver->end_pass(s.state->body);
+    dp_state_keep(run, s.state);
+    MemoryContextSwitchTo(old);
+    MemoryContextDelete(context);
+    PG_RETURN_VOID();
+}
