@@ -29,6 +29,7 @@ Noises = Callable[[int, int], Iterator[Array]]
 
 ORDER_STREAM = 1
 SUMS_STREAM = 1 << 33
+SQUARES_STREAM = 3 << 33
 SAMPLE_STREAM = 1 << 34
 
 
@@ -207,6 +208,13 @@ def gaussians(words: npt.NDArray[np.uint32], sigma: float) -> Array:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
 
 
+def squared_lengths(words: npt.NDArray[np.uint32]) -> Array:
+    """-2 ln u on whole groups of sixteen blocks, 128 numbers from each; those that are drawn again are NaN."""
+    low, high = words.reshape(-1, 16, 2, 8).transpose(2, 0, 3, 1).reshape(2, -1).astype(np.float64)
+    rare = (high < 2**8) | (high >= 2**32 - 2**8)
+    return np.asarray(np.where(rare, np.nan, -2 * np.log(high / 2**32 + (low + 0.5) / 2**64)))
+
+
 def seed_key(seed: int) -> bytes:
     return seed.to_bytes(8, "little", signed=True) + bytes(24)
 
@@ -237,7 +245,9 @@ def seeded_noise(plan: Plan, seed: int) -> Noises:
     """What the server adds to sums under a seed."""
 
     def of(j: int, part: int) -> Iterator[Array]:
-        return noises_from(_normals(seed_key(seed), SUMS_STREAM + 256 * j + part), plan)
+        key, stream = seed_key(seed), 256 * j + part
+        normals = _numbers(key, SUMS_STREAM + stream, lambda words: gaussians(words, 1.0))
+        return noises_from(normals, _numbers(key, SQUARES_STREAM + stream, squared_lengths), plan)
 
     return of
 
@@ -249,24 +259,31 @@ def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
         while True:
             yield from rng.standard_normal(4096).tolist()
 
-    return lambda j, part: noises_from(normals(), plan)
+    def squares() -> Iterator[float]:
+        while True:
+            yield from rng.chisquare(2, 4096).tolist()
+
+    return lambda j, part: noises_from(normals(), squares(), plan)
 
 
-def noises_from(normals: Iterator[float], plan: Plan) -> Iterator[Array]:
-    """Gaussian vectors, or K-norm ones: the norm of d + 1 normal numbers times d others."""
+def noises_from(normals: Iterator[float], squares: Iterator[float], plan: Plan) -> Iterator[Array]:
+    """Gaussian vectors, or K-norm ones: the length of d + 1 normal numbers times d others; pairs of the former come as
+    squares of their lengths.
+    """
     d = plan.width
     while True:
         stretch = 1.0
         if plan.noise.mechanism == "l2-laplace":
-            stretch = float(np.linalg.norm([next(normals) for _ in range(d + 1)]))
+            odd = next(normals) ** 2 if d % 2 == 0 else 0.0
+            stretch = math.sqrt(odd + sum(next(squares) for _ in range((d + 1) // 2)))
         yield plan.noise.scale * stretch * np.array([next(normals) for _ in range(d)])
 
 
-def _normals(key: bytes, stream: int) -> Iterator[float]:
-    groups = 64
+def _numbers(
+    key: bytes, stream: int, transform: Callable[[npt.NDArray[np.uint32]], Array], groups: int = 16
+) -> Iterator[float]:
     for start in range(0, 1 << 40, groups):
-        words = key_stream(key, stream, groups * 256, start * 16)
-        yield from gaussians(words, 1.0).tolist()
+        yield from transform(key_stream(key, stream, groups * 256, start * 16)).tolist()
 
 
 def samples(seed: int, plan: Plan, j: int) -> list[Rows]:

@@ -39,16 +39,30 @@ class Random(ctypes.Structure):
         return random
 
 
-POOL = 2048
+class Stock(ctypes.Structure):
+    _fields_ = (
+        ("random", Random),
+        ("generation", ctypes.c_uint32),
+        ("left", ctypes.c_int32),
+        ("numbers", ctypes.c_double * 2048),
+    )
 
 
 class Pool(ctypes.Structure):
-    _fields_ = (("random", Random), ("left", ctypes.c_int32), ("numbers", ctypes.c_double * POOL))
+    _fields_ = (("normals", Stock), ("squares", Stock))
 
     @classmethod
-    def start(cls, key: bytes, stream: int) -> Pool:
+    def start(cls, key: bytes, stream: int = 0) -> Pool:
+        """Numbers as the server draws them under a seed, for pass stream // 256 of partition stream % 256."""
         pool = cls()
-        library.dp_random_start(ctypes.byref(pool.random), key, ctypes.c_uint64(stream))
+        pool.normals.random = Random.start(key, reference.SUMS_STREAM + stream)
+        pool.squares.random = Random.start(key, reference.SQUARES_STREAM + stream)
+        return pool
+
+    @classmethod
+    def fresh(cls) -> Pool:
+        pool = cls()
+        pool.normals.random, pool.squares.random = Random.fresh(), Random.fresh()
         return pool
 
 
@@ -182,8 +196,7 @@ class Run:
         if not self.solver.noised(self.state):
             return None
         assert self.seed is not None
-        stream = reference.SUMS_STREAM + 256 * self.solver.passes(self.state) + part
-        return ctypes.byref(Pool.start(reference.seed_key(self.seed), stream))
+        return ctypes.byref(Pool.start(reference.seed_key(self.seed), 256 * self.solver.passes(self.state) + part))
 
     def fold(self, rows: npt.NDArray[np.float32], cut: int = 7) -> None:
         """One pass over rows in blocks of `cut`."""

@@ -100,13 +100,13 @@ releases(double grid, double scale, const double *w, int d, double *out, size_t 
 void
 gaps(double q, uint64_t *out, size_t n)
 {
-    DpRandom r = fresh();
+    DpWords words = {.random = fresh()};
     DpGaps gaps;
 
     if (!dp_gap_start(&gaps, q))
         abort();
     for (size_t i = 0; i < n; i++)
-        out[i] = dp_gap(&r, &gaps);
+        out[i] = dp_gap(&words, &gaps);
 }
 
 /* The first `top` of n scores, each chosen from those that are left. */

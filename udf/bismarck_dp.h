@@ -103,8 +103,9 @@ extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg);
 
 #define DP_STREAM_ORDER 1 /* plus the pass, for a fresh order */
 #define DP_STREAM_NOISE ((uint64_t)1 << 32)
-#define DP_STREAM_SUMS ((uint64_t)1 << 33)   /* plus 256 times the pass, plus the partition */
-#define DP_STREAM_SAMPLE ((uint64_t)1 << 34) /* plus the pass */
+#define DP_STREAM_SUMS ((uint64_t)1 << 33)    /* plus 256 times the pass, plus the partition */
+#define DP_STREAM_SQUARES ((uint64_t)3 << 33) /* the same */
+#define DP_STREAM_SAMPLE ((uint64_t)1 << 34)  /* plus the pass */
 
 extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
 extern void dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream);

@@ -154,11 +154,13 @@ dp_pool_of_state(MemoryContext context, const DpState *state, int part)
 {
     const DpSolver *solver = dp_state_solver(state);
     DpPool *pool;
+    uint64_t stream;
 
     if (!solver->noised(state->body))
         return NULL;
     pool = dp_secret_alloc(context, sizeof(DpPool));
-    dp_random_of_state(&pool->random, state,
-                       DP_STREAM_SUMS + 256 * (uint64_t)solver->passes(state->body) + (uint64_t)part);
+    stream = 256 * (uint64_t)solver->passes(state->body) + (uint64_t)part;
+    dp_random_of_state(&pool->normals.random, state, DP_STREAM_SUMS + stream);
+    dp_random_of_state(&pool->squares.random, state, DP_STREAM_SQUARES + stream);
     return pool;
 }

@@ -22,7 +22,7 @@
 PG_FUNCTION_INFO_V1(dp_sample);
 
 typedef struct Walk {
-    DpRandom random;
+    DpWords words;
     DpGaps gaps;
     uint64 next; /* the next cell that is drawn: row times steps, plus step */
     uint64 steps;
@@ -58,11 +58,11 @@ start_walk(Sampling *s, double probability)
     uint64_t pass = (uint64_t)dp_state_solver(s->state)->passes(s->state->body);
 
     s->walk = dp_secret_alloc(s->context, sizeof(Walk));
-    dp_random_of_state(&s->walk->random, s->state, DP_STREAM_SAMPLE + pass);
+    dp_random_of_state(&s->walk->words.random, s->state, DP_STREAM_SAMPLE + pass);
     if (!dp_gap_start(&s->walk->gaps, probability))
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"probability\" is invalid")));
     s->walk->steps = (uint64)s->steps;
-    s->walk->next = dp_gap(&s->walk->random, &s->walk->gaps);
+    s->walk->next = dp_gap(&s->walk->words, &s->walk->gaps);
 }
 
 /* The row's next step that is drawn, if it has one more. */
@@ -74,7 +74,7 @@ next_step(Walk *walk, int64 row, int64 *step)
     if (walk->next - first >= walk->steps)
         return false;
     *step = (int64)(walk->next - first);
-    walk->next += 1 + dp_gap(&walk->random, &walk->gaps);
+    walk->next += 1 + dp_gap(&walk->words, &walk->gaps);
     return true;
 }
 
@@ -150,9 +150,9 @@ add_to_rows(const char *row, void *arg)
 }
 
 static void
-load_rows(DpRows *rows, Size row_bytes, Oid *tables, int parts)
+load_rows(DpRows *rows, Size row_bytes, double n, Oid *tables, int parts)
 {
-    dp_rows_start(rows, rows->context, row_bytes, dp_allowed_memory());
+    dp_rows_start(rows, rows->context, row_bytes, (Size)n * row_bytes);
     for (int i = 0; i < parts; i++)
         dp_visit_rows(tables[i], row_bytes, add_to_rows, rows);
 }
@@ -219,7 +219,7 @@ fold_range(Sampling *s, int range)
     DpRows rows;
     Drawn drawn;
 
-    dp_rows_start(&rows, context, s->row_bytes, dp_allowed_memory());
+    dp_rows_start(&rows, context, s->row_bytes, Max((Size)rows_in_file, 1) * s->row_bytes);
     start_drawn(&drawn, &rows, rows_in_file, first, first_of_range(s, range + 1) - first);
     dp_rewind(s->files[range]);
     for (int64 i = 0; i < rows_in_file; i++) {
@@ -267,7 +267,7 @@ run_pass(Sampling *s, int64 run, Oid *tables, int parts, Jsonb *params)
     start_walk(s, probability);
     if (fit_memory(n, expected, s->row_bytes, s->steps)) {
         if (rows->n == 0)
-            load_rows(rows, s->row_bytes, tables, parts);
+            load_rows(rows, s->row_bytes, n, tables, parts);
         sample_memory(s, rows, expected);
     } else
         sample_files(s, tables, parts, expected);

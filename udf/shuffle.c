@@ -15,6 +15,7 @@
 #include "storage/buffile.h"
 #include "utils/memutils.h"
 
+#define CHUNK_BYTES ((Size)1024 * 1024)
 #define MAX_BUCKETS 512
 
 struct DpShuffle {
@@ -40,7 +41,7 @@ dp_shuffle_start(Size row_bytes, Size memory, int64 expected_rows, DpRandom *ran
     s->memory = memory;
     s->expected_rows = expected_rows;
     s->random = random;
-    dp_rows_start(&s->rows, context, row_bytes, memory);
+    dp_rows_start(&s->rows, context, row_bytes, Min(CHUNK_BYTES, memory / 8));
     return s;
 }
 

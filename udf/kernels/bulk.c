@@ -41,6 +41,10 @@
  * numbers that stay in the server and are followed by an exact release on a grid (noise.c). It is never released
  * itself.
  *
+ * Squared lengths alone (dp_squared_lengths) take u as above and nothing else: R^2 = -2 ln u. The root of such a number
+ * is within 2^-42 of a real one, by what is said of the radius above; and the norm of several such roots is as near to
+ * the norm of real ones as their vectors are to each other.
+ *
  * Buffers that held key stream are wiped; registers, what the compiler spills of them, and the few words of a rare pair
  * are not.
  */
@@ -312,21 +316,27 @@ has_rare_pair(const uint32_t *words)
     return found;
 }
 
-/* Given u < 2^-24: sqrt(2 (24 ln 2 + E)). */
+/* The square of the radius, given u < 2^-24: 2 (24 ln 2 + E). */
 static double
-radius_of_tail(DpRandom *r)
+square_of_tail(DpRandom *r)
 {
-    return sqrt(33.27106466687737 + 2.0 * dp_exponential(r).hi);
+    return 33.27106466687737 + 2.0 * dp_exponential(r).hi;
 }
 
-/* Given u > 1 - 2^-24: sqrt(-2 ln(1 - v)), v uniform below 2^-24; what the series leaves out is 2^-74 of it. */
+/* Given u > 1 - 2^-24: -2 ln(1 - v), v uniform below 2^-24; what the series leaves out is 2^-74 of it. */
 static double
-radius_of_centre(DpRandom *r)
+square_of_centre(DpRandom *r)
 {
     uint64_t bits = dp_random_u64(r);
     double v = 0x1p-88 * middle((uint32_t)(bits >> 32), (uint32_t)bits);
 
-    return sqrt(v * (2.0 + v * (1.0 + v * (2.0 / 3.0))));
+    return v * (2.0 + v * (1.0 + v * (2.0 / 3.0)));
+}
+
+static double
+square_of_rare(DpRandom *r, uint32_t high)
+{
+    return high < RARE ? square_of_tail(r) : square_of_centre(r);
 }
 
 /* A pulse may leave for good, and there are words to wipe: it has to wait. */
@@ -338,7 +348,7 @@ redo_rare_pairs(DpRandom *r, const uint32_t *words, double sigma, double *out)
     r->pulse = NULL;
     for (int j = 0; j < GROUP_PAIRS; j++)
         if (is_rare(words, j)) {
-            double radius = words[j + GROUP_PAIRS] < RARE ? radius_of_tail(r) : radius_of_centre(r);
+            double radius = sqrt(square_of_rare(r, words[j + GROUP_PAIRS]));
 
             put_pair(words, j, place(words, j), sigma * radius, out);
         }
@@ -378,4 +388,52 @@ dp_gaussians(DpRandom *r, double sigma, double *out, size_t n)
         wipe(last, sizeof(last));
         pulse(r);
     }
+}
+
+/* ---- squared lengths: u alone, of words i (low) and i + half a group (high) ---- */
+
+#define GROUP_SQUARES (GROUP_WORDS / 2)
+
+DP_VECTORISED static bool
+squares_of(const uint32_t *restrict words, double *restrict out)
+{
+    uint32_t rare = 0;
+
+    for (int j = 0; j < GROUP_SQUARES; j++)
+        out[j] = minus_two_log(middle(words[j + GROUP_SQUARES], words[j]));
+    for (int j = 0; j < GROUP_SQUARES; j++)
+        rare |= (uint32_t)(words[j + GROUP_SQUARES] + RARE) < 2 * RARE;
+    return rare;
+}
+
+static void
+redo_rare_squares(DpRandom *r, const uint32_t *words, double *out)
+{
+    void (*waiting)(void) = r->pulse;
+
+    r->pulse = NULL;
+    for (int j = 0; j < GROUP_SQUARES; j++)
+        if ((uint32_t)(words[j + GROUP_SQUARES] + RARE) < 2 * RARE)
+            out[j] = square_of_rare(r, words[j + GROUP_SQUARES]);
+    r->pulse = waiting;
+}
+
+void
+dp_squared_lengths(DpRandom *r, double *out, size_t n)
+{
+    _Alignas(64) uint32_t words[GROUP_WORDS];
+    double group[GROUP_SQUARES];
+
+    for (size_t at = 0; at < n; at += GROUP_SQUARES) {
+        double *to = n - at >= GROUP_SQUARES ? out + at : group;
+
+        take_blocks(r, words, LANES);
+        if (squares_of(words, to))
+            redo_rare_squares(r, words, to);
+        if (to == group)
+            memcpy(out + at, group, (n - at) * sizeof(double));
+    }
+    wipe(words, sizeof(words));
+    wipe(group, sizeof(group));
+    pulse(r);
 }

@@ -53,25 +53,39 @@ dp_gap_start(DpGaps *gaps, double q)
     return true;
 }
 
-/* True with probability threshold / 2^64; the lower half is drawn only if it matters. */
-static bool
-coin(DpRandom *r, uint64_t threshold)
+static uint32_t
+next_word(DpWords *w)
 {
-    uint32_t upper = dp_random_u32(r);
+    if (w->left == 0) {
+        dp_random_fill(&w->random, w->words, DP_STOCK / 16);
+        w->generation = w->random.generation;
+        w->left = DP_STOCK;
+    }
+    return w->words[DP_STOCK - w->left--];
+}
+
+/* True with probability threshold / 2^64; the lower half is drawn only if it matters. */
+static inline bool
+coin(DpWords *w, uint64_t threshold)
+{
+    uint32_t upper = next_word(w);
 
     if (upper != threshold >> 32)
         return upper < threshold >> 32;
-    return dp_random_u32(r) < (uint32_t)threshold;
+    return next_word(w) < (uint32_t)threshold;
 }
 
 uint64_t
-dp_gap(DpRandom *r, const DpGaps *gaps)
+dp_gap(DpWords *w, const DpGaps *gaps)
 {
     uint64_t gap = 0;
 
-    while (coin(r, gaps->above))
+    dp_random_check(&w->random);
+    if (w->generation != w->random.generation && !w->random.seeded)
+        w->left = 0;
+    while (coin(w, gaps->above))
         gap++;
     for (int j = gaps->digits - 1; j >= 0; j--)
-        gap = 2 * gap + coin(r, gaps->digit[j]);
+        gap = 2 * gap + coin(w, gaps->digit[j]);
     return gap;
 }

@@ -97,6 +97,16 @@ extern uint32_t dp_random_u32(DpRandom *r);
 extern uint64_t dp_random_u64(DpRandom *r);
 extern uint64_t dp_random_below(DpRandom *r, uint64_t n); /* uniform on 0..n-1, unbiased */
 
+/* The generator's words in stock, made by dp_random_fill; a stock that was inherited by fork() is thrown away. */
+#define DP_STOCK 256
+
+typedef struct DpWords {
+    DpRandom random;
+    uint32_t generation; /* of the stock */
+    int32_t left;        /* words not yet used, at the end */
+    uint32_t words[DP_STOCK];
+} DpWords;
+
 /* ---- samplers: exact from integers and fair coins, or as close as said ---- */
 
 /* hi + lo, hi the double nearest to it: about 106 bits (wide.h) */
@@ -130,7 +140,7 @@ typedef struct DpGaps {
 } DpGaps;
 
 extern bool dp_gap_start(DpGaps *gaps, double q);
-extern uint64_t dp_gap(DpRandom *r, const DpGaps *gaps);
+extern uint64_t dp_gap(DpWords *words, const DpGaps *gaps);
 
 /* ---- noise ---- */
 
@@ -153,6 +163,9 @@ extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
  */
 extern void dp_gaussians(DpRandom *r, double sigma, double *out, size_t n);
 
+/* Squared lengths of n independent normal pairs; roots are within 2^-42 of a real pair's length. Half the words. */
+extern void dp_squared_lengths(DpRandom *r, double *out, size_t n);
+
 /* ---- noise inside a pass: on every batch's sum, which is then rounded to a grid (sums.c) ---- */
 
 typedef enum DpMechanism { DP_NO_NOISE, DP_GAUSSIAN, DP_L2_LAPLACE } DpMechanism;
@@ -164,14 +177,19 @@ typedef struct DpNoise {
     double grid;  /* a power of two */
 } DpNoise;
 
-/* Standard normal numbers in stock, and the generator that makes more of them. It belongs to one pass of one process.
- */
-#define DP_POOL 2048
+/* Numbers in stock, and the generator that makes more of them. One that was inherited by fork() is thrown away. */
+#define DP_NUMBERS 2048
 
-typedef struct DpPool {
+typedef struct DpStock {
     DpRandom random;
+    uint32_t generation;
     int32_t left; /* numbers not yet used, at the end */
-    double numbers[DP_POOL];
+    double numbers[DP_NUMBERS];
+} DpStock;
+
+/* Noise for one partition's pass, in one process: standard normal numbers, and squared lengths of pairs of them. */
+typedef struct DpPool {
+    DpStock normals, squares;
 } DpPool;
 
 extern const char *dp_noise_start(DpNoise *noise, const DpParams *params); /* NULL, or what is wrong */

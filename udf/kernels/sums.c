@@ -27,12 +27,12 @@
  * The error e. A number of the pool is within 2^-42 of a real normal one, and in all pairs none is longer than 64, but
  * for probability e^-2048 a pair (bulk.c). Multiplying and adding it to a sum of norm at most M errs by three more
  * roundings: e <= sigma (2^-42 + 2^-45) + 2^-52 M.
- * K-norm noise is scale |G'| G with d + 1 and d normal numbers: given V = |G'|^2, which is chi-square with d + 1
- * degrees of freedom, the density of sqrt(V) G at z is proportional to V^(-d/2) exp(-|z|^2 / (2 V)), and V's to V^((d -
- * 1) / 2) exp(-V / 2); the integral of V^(-1/2) exp(-|z|^2 / (2 V) - V / 2) over V is sqrt(2 pi) exp(-|z|). |G'| is off
- * by at most 2^-42 sqrt(d + 1), and by (d + 4) 2^-53 of itself; it is below rho = sqrt(d + 1) + 64 but for probability
- * e^-2048. So e <= scale (2^-42 (64 sqrt(d + 1) + rho) + 64 rho (d + 16) 2^-53) + 2^-52 M. bismarck_dp/mechanisms.py
- * adds this up over a run and takes it off epsilon.
+ * K-norm noise is scale |G'| G with d + 1 and d normal numbers, of which G' is never made, only its length: given V =
+ * |G'|^2, which is chi-square with d + 1 degrees of freedom, the density of sqrt(V) G at z is proportional to V^(-d/2)
+ * exp(-|z|^2 / (2 V)), and V's to V^((d - 1) / 2) exp(-V / 2); the integral of V^(-1/2) exp(-|z|^2 / (2 V) - V / 2)
+ * over V is sqrt(2 pi) exp(-|z|). |G'| is off by at most 2^-42 sqrt(d + 1), and by (d + 4) 2^-53 of itself; it is below
+ * rho = sqrt(d + 1) + 64 but for probability e^-2048. So e <= scale (2^-42 (64 sqrt(d + 1) + rho) + 64 rho (d + 16)
+ * 2^-53) + 2^-52 M. bismarck_dp/mechanisms.py adds this up over a run and takes it off epsilon.
  */
 #include "kernels.h"
 
@@ -62,19 +62,31 @@ dp_noise_start(DpNoise *noise, const DpParams *p)
     return noise->scale >= noise->grid && isfinite(noise->scale) ? NULL : "noise_scale";
 }
 
-/* Up to `wanted` numbers from the stock, which is filled up first if it is empty. */
+typedef enum Kind { NORMALS, SQUARES } Kind;
+
+static void
+fill(DpStock *stock, Kind kind)
+{
+    if (kind == NORMALS)
+        dp_gaussians(&stock->random, 1.0, stock->numbers, DP_NUMBERS);
+    else
+        dp_squared_lengths(&stock->random, stock->numbers, DP_NUMBERS);
+    stock->generation = stock->random.generation;
+    stock->left = DP_NUMBERS;
+}
+
+/* Up to `wanted` numbers from the stock, which is filled up first if it is empty, or another process's. */
 static const double *
-take_numbers(DpPool *pool, int wanted, int *some)
+take_numbers(DpStock *stock, Kind kind, int wanted, int *some)
 {
     const double *numbers;
 
-    if (pool->left == 0) {
-        dp_gaussians(&pool->random, 1.0, pool->numbers, DP_POOL);
-        pool->left = DP_POOL;
-    }
-    numbers = pool->numbers + DP_POOL - pool->left;
-    *some = wanted < pool->left ? wanted : pool->left;
-    pool->left -= *some;
+    dp_random_check(&stock->random);
+    if (stock->left == 0 || (stock->generation != stock->random.generation && !stock->random.seeded))
+        fill(stock, kind);
+    numbers = stock->numbers + DP_NUMBERS - stock->left;
+    *some = wanted < stock->left ? wanted : stock->left;
+    stock->left -= *some;
     return numbers;
 }
 
@@ -94,23 +106,44 @@ add_normals(DpPool *pool, double scale, double grid, double *sum, int d)
     int some;
 
     for (; d > 0; d -= some, sum += some) {
-        const double *numbers = take_numbers(pool, d, &some);
+        const double *numbers = take_numbers(&pool->normals, NORMALS, d, &some);
 
         add_rounded(sum, numbers, scale, grid, some);
     }
 }
 
+/* In lanes: one after the other, the additions would take as long as making the numbers. */
+DP_VECTORISED static double
+total(const double *numbers, int n)
+{
+    double lane[8] = {0};
+    double rest = 0.0;
+    int j = 0;
+
+    for (; j + 8 <= n; j += 8)
+        for (int l = 0; l < 8; l++)
+            lane[l] += numbers[j + l];
+    for (; j < n; j++)
+        rest += numbers[j];
+    return (((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))) + rest;
+}
+
+/* The length of n normal numbers: of pairs, and of one more if n is odd. */
 static double
 chi(DpPool *pool, int n)
 {
     double square = 0.0;
     int some;
 
-    for (; n > 0; n -= some) {
-        const double *numbers = take_numbers(pool, n, &some);
-        double norm = dp_norm(numbers, some);
+    if (n % 2 == 1) {
+        double number = *take_numbers(&pool->normals, NORMALS, 1, &some);
 
-        square += norm * norm;
+        square = number * number;
+    }
+    for (n /= 2; n > 0; n -= some) {
+        const double *numbers = take_numbers(&pool->squares, SQUARES, n, &some);
+
+        square += total(numbers, some);
     }
     return sqrt(square);
 }
