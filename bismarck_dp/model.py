@@ -33,6 +33,7 @@ class Model:
     noise_scale: float | None
     mechanism: str
     adjacency: str | None
+    trust: str | None
     passes: float
     seconds: float
     created: Any
@@ -60,7 +61,18 @@ class Model:
     @property
     def privacy(self) -> dict[str, Any]:
         """What the model claims: everything an expert needs to check it."""
-        names = ("private", "epsilon", "delta", "adjacency", "mechanism", "sensitivity", "noise_scale", "event", "note")
+        names = (
+            "private",
+            "epsilon",
+            "delta",
+            "adjacency",
+            "trust",
+            "mechanism",
+            "sensitivity",
+            "noise_scale",
+            "event",
+            "note",
+        )
         return {name: getattr(self, name) for name in names}
 
     def to_dp_event(self) -> Any:

@@ -1,6 +1,6 @@
-"""Noise inside the pass: SCS13 on permutations, BST14 and DP-SGD on Poisson samples.
+"""Noise inside the pass: SCS13 on permutations, BST14 and DP-SGD on Poisson samples, BANCO on single rows.
 
-All three release the noisy sum of every batch, to themselves: the weights are made of these sums and nothing else, so
+All of them release the noisy sum of every batch, to themselves: the weights are made of these sums and nothing else, so
 they are post-processing. Hence no demands on the loss but a bound on a row's gradient, and none on steps, averages or
 projections. What a row can do to one sum:
 
@@ -15,8 +15,11 @@ For a batch of c rows that is 2^-53 L c^2. Norms and slopes are checked in doubl
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from typing import Any
 
 from .accounting import Gaussians, Laplaces, PoissonGaussians
+from .banco import Bet
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial
@@ -176,3 +179,40 @@ class Bst14(Poisson):
         norm = math.hypot(math.sqrt(setting.width) * noise.scale, setting.batch_size * setting.lipschitz)
         eta = 2 * setting.spec.options["radius"] * setting.batch_size / norm
         return Step("inverse-sqrt", eta=eta, beta=1 / eta)
+
+
+class Banco(Noisy):
+    """BANCO (Jun and Orabona 2019): one pass, row by row, without a learning rate.
+
+    Claim: epsilon-DP, or (epsilon, delta)-DP. Proof: a row is asked for one gradient, which gets noise for the jump J
+    of that row alone before anything is done with it: scale J / epsilon (K-norm), or J times the analytic multiplier.
+    This holds for each row by itself, whatever the other rows are: it is what local differential privacy asks for. But
+    here the server holds the rows and adds the noise, so those who are protected trust it: the trust is central.
+    `local` has the protocol in which they need not. The constants of the bets are those of `banco`.
+    """
+
+    name = "banco"
+    kernel = "banco"
+    options = frozenset(
+        {"clip", "fit_intercept", "huber_h", "adjacency", "feature_bound", "label_bound", "classes", "seed"}
+    )
+
+    def _batch_size(self, asked: int | None, n: int) -> int:
+        return 1
+
+    def _schedule(self, setting: Setting) -> Schedule:
+        step = Step("betting")
+        return Schedule(setting.n, 1, 1, 1, average="all", shuffle="once", step=step, penalty=setting.penalty)
+
+    def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
+        spec = setting.spec
+        assert spec.epsilon is not None
+        sensitivity = sum_sensitivity(setting, 1)
+        calibrator = Laplaces() if spec.delta == 0 else Gaussians()
+        sums = Sums(touched=1, width=setting.width, reach=setting.lipschitz)
+        return sensitivity, calibrate_sums(sums, sensitivity, spec.epsilon, spec.delta, calibrator)
+
+    def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
+        if noise.mechanism == "gaussian":
+            return asdict(Bet.gaussian(setting.lipschitz, noise.scale))
+        return asdict(Bet.knorm(setting.lipschitz, noise.scale, setting.width))

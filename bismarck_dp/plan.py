@@ -65,8 +65,8 @@ class Plan:
         return {
             "private": self.noise.mechanism != "none",
             "loss": self.spec.loss,
-            "loss_param": _json_number(self.loss_param),
-            "clip": _json_number(self.clip),
+            "loss_param": json_number(self.loss_param),
+            "clip": json_number(self.clip),
             "noise": inside.mechanism,
             "noise_scale": inside.scale,
             "noise_grid": inside.grid,
@@ -77,7 +77,7 @@ class Plan:
             "workers": self.schedule.workers,
             "average": self.schedule.average,
             "lambda": options["lambda"],
-            "radius": _json_number(options["radius"]),
+            "radius": json_number(options["radius"]),
             "track": options["tolerance"] is not None,
             **self.schedule.step.params(),
             **self.extra,
@@ -96,13 +96,7 @@ class Plan:
         options = self.spec.options
         params = {name: options[name] for name in ("fit_intercept", "feature_bound", "seed")}
         params.update(n=self.n, d=self.d)
-        if LOSSES[self.spec.loss].classification:
-            negative, positive = options["classes"] or (-1.0, 1.0)
-            other = negative if options["classes"] else 0.0
-            params.update(negative=negative, other_negative=other, positive=positive)
-        else:
-            params.update(label_bound=_json_number(options["label_bound"]))
-        return params
+        return {**params, **label_params(self.spec)}
 
     def noise_params(self) -> dict[str, Any]:
         """What the release reads: weights made of noisy sums need no further noise."""
@@ -120,6 +114,7 @@ class Plan:
             "mechanism": self.noise.mechanism,
             "perturbs": self.perturbs,
             "adjacency": self.spec.options["adjacency"] if private else None,
+            "trust": "central" if private else None,
             "sensitivity": self.sensitivity,
             "noise_scale": self.noise.scale if private else None,
             "grid": self.noise.grid if private else None,
@@ -139,7 +134,7 @@ class Plan:
             "sampling_probability": schedule.probability,
             "clip": self.clip if math.isfinite(self.clip) else None,
             "step": schedule.step.rule,
-            "first_step": schedule.step.first,
+            "first_step": schedule.step.first or None,
             "average": schedule.average,
             "shuffle": schedule.shuffle,
             "workers": schedule.workers,
@@ -147,6 +142,15 @@ class Plan:
         }
 
 
-def _json_number(value: float) -> float | str:
+def label_params(spec: Spec) -> dict[str, Any]:
+    """What labels mean."""
+    classes = spec.options["classes"]
+    if not LOSSES[spec.loss].classification:
+        return {"label_bound": json_number(spec.options["label_bound"])}
+    negative, positive = classes or (-1.0, 1.0)
+    return {"negative": negative, "other_negative": negative if classes else 0.0, "positive": positive}
+
+
+def json_number(value: float) -> float | str:
     """JSON has no infinity; the kernels read the word."""
     return "inf" if math.isinf(value) else value

@@ -13,7 +13,9 @@ from typing import Union
 import numpy as np
 import numpy.typing as npt
 
+from .banco import Bet, Learner
 from .losses import LOSSES, Array
+from .mechanisms import Noise
 from .plan import Plan
 from .sensitivity import Schedule
 
@@ -76,9 +78,15 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
 def train(
     features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
 ) -> Array:
-    """The weights of a plan on packed rows; `orders` has one order per pass, or is None for the rows as they are.
-    Without `noise` sums are exact, with it each gets its noise and is rounded to the plan's grid.
+    """What a plan makes of packed rows; `orders` has one order per pass, or is None for the rows as they are. Without
+    `noise` sums are exact, with it each gets its noise and is rounded to the plan's grid.
     """
+    return (_banco if plan.kernel == "banco" else _sgd)(features, labels, plan, orders, noise)
+
+
+def _sgd(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
     schedule = plan.schedule
     w = np.zeros(features.shape[1])
     average = np.zeros_like(w)
@@ -98,6 +106,18 @@ def train(
     if schedule.average == "none":
         return w
     return average / schedule.passes if schedule.average == "all" else average
+
+
+def _banco(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    order = np.arange(len(labels)) if orders is None else orders[0]
+    learner = Learner.start(Bet(**plan.extra), features.shape[1])
+    noises = None if noise is None else noise(0, 0)
+    for i in order:
+        exact = -gradient_of(features, labels, [i], learner.w, plan)
+        learner.step(exact if noises is None else snap(exact + next(noises), plan.noise.grid))
+    return learner.mean
 
 
 def _batches(schedule: Schedule, order: Order) -> list[list[Rows]]:
@@ -126,7 +146,7 @@ def _updates(
     schedule = plan.schedule
     t = np.arange(1, len(batches) + 1, dtype=np.float64) + j * len(batches)
     for rows, eta in zip(batches, schedule.step.at(t)):
-        exact = gradient_sum(features[rows].astype(np.float64), labels[rows].astype(np.float64), w, plan)
+        exact = gradient_of(features, labels, rows, w, plan)
         total = exact if noises is None else snap(exact + next(noises), plan.noise.grid)
         w = w - eta * (total / schedule.batch_size + schedule.penalty.strength * w)
         norm = float(np.linalg.norm(w))
@@ -134,8 +154,10 @@ def _updates(
         yield w, exact
 
 
-def gradient_sum(x: Array, y: Array, w: Array, plan: Plan) -> Array:
-    """The sum of rows' gradients, each scaled down to the plan's clip."""
+def gradient_of(features: Floats, labels: Floats, rows: npt.ArrayLike, w: Array, plan: Plan) -> Array:
+    """The sum of these rows' gradients, each scaled down to the plan's clip."""
+    at = np.asarray(rows, dtype=np.int64)
+    x, y = features[at].astype(np.float64), labels[at].astype(np.float64)
     slopes = LOSSES[plan.spec.loss].slope(x @ w, y, plan.loss_param)
     norms = np.abs(slopes) * np.sqrt((x**2).sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -151,6 +173,12 @@ def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order])
     here they come of exact sums, without projection. Zeros if no batch has the row.
     """
     w = np.zeros(features.shape[1])
+    if plan.kernel == "banco":
+        before = orders[0][: int(np.flatnonzero(orders[0] == 0)[0])]
+        learner = Learner.start(Bet(**plan.extra), features.shape[1])
+        for i in before:
+            learner.step(-gradient_of(features, labels, [i], learner.w, plan))
+        return gradient_of(features, labels, [0], learner.w, plan)
     for part in _batches(plan.schedule, orders[0]):
         for rows, (_, total) in zip(part, _updates(features, labels, w, plan, 0, part)):
             if 0 in rows:
@@ -247,7 +275,7 @@ def seeded_noise(plan: Plan, seed: int) -> Noises:
     def of(j: int, part: int) -> Iterator[Array]:
         key, stream = seed_key(seed), 256 * j + part
         normals = _numbers(key, SUMS_STREAM + stream, lambda words: gaussians(words, 1.0))
-        return noises_from(normals, _numbers(key, SQUARES_STREAM + stream, squared_lengths), plan)
+        return noises_from(normals, _numbers(key, SQUARES_STREAM + stream, squared_lengths), plan.noise, plan.width)
 
     return of
 
@@ -263,20 +291,19 @@ def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
         while True:
             yield from rng.chisquare(2, 4096).tolist()
 
-    return lambda j, part: noises_from(normals(), squares(), plan)
+    return lambda j, part: noises_from(normals(), squares(), plan.noise, plan.width)
 
 
-def noises_from(normals: Iterator[float], squares: Iterator[float], plan: Plan) -> Iterator[Array]:
+def noises_from(normals: Iterator[float], squares: Iterator[float], noise: Noise, d: int) -> Iterator[Array]:
     """Gaussian vectors, or K-norm ones: the length of d + 1 normal numbers times d others; pairs of the former come as
     squares of their lengths.
     """
-    d = plan.width
     while True:
         stretch = 1.0
-        if plan.noise.mechanism == "l2-laplace":
+        if noise.mechanism == "l2-laplace":
             odd = next(normals) ** 2 if d % 2 == 0 else 0.0
             stretch = math.sqrt(odd + sum(next(squares) for _ in range((d + 1) // 2)))
-        yield plan.noise.scale * stretch * np.array([next(normals) for _ in range(d)])
+        yield noise.scale * stretch * np.array([next(normals) for _ in range(d)])
 
 
 def _numbers(

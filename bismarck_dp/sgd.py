@@ -64,7 +64,7 @@ class Sgd:
     options: frozenset[str] = frozenset(OPTIONS)
 
     def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
-        setting = self._setting(self._with_defaults(spec), n, d)
+        setting = self.setting(spec, n, d)
         schedule = self._schedule(setting)
         self._check(setting, schedule)
         sensitivity, noise = self._release(setting, schedule, pulse)
@@ -90,7 +90,8 @@ class Sgd:
         """Bounds for the squared loss: none unless asked for, where nothing is promised."""
         return replace_options(spec, regression_bounds(spec, math.inf))
 
-    def _setting(self, spec: Spec, n: int, d: int) -> Setting:
+    def setting(self, spec: Spec, n: int, d: int) -> Setting:
+        spec = self._with_defaults(spec)
         loss = LOSSES[spec.loss]
         penalty = L2(spec.options["lambda"])
         param, lipschitz, clip = self._bounds(spec, loss)

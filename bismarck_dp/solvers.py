@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bolton import Bolton
 from .errors import BismarckError
-from .noisy import Bst14, Dpsgd, Scs13
+from .noisy import Banco, Bst14, Dpsgd, Scs13
 from .plan import Plan
 from .sensitivity import Pulse
 from .sgd import Sgd
@@ -12,7 +12,7 @@ from .spec import Spec
 
 MOST_FEATURES = 1_000_000
 
-_ALL: list[Sgd] = [Sgd(), Bolton(), Scs13(), Bst14(), Dpsgd()]
+_ALL: list[Sgd] = [Sgd(), Bolton(), Scs13(), Bst14(), Dpsgd(), Banco()]
 
 SOLVERS: dict[str, Sgd] = {solver.name: solver for solver in _ALL}
 

@@ -25,6 +25,7 @@ class Step:
     sqrt             2 / (beta (sqrt(t) + offset))    Corollary 3
     strongly-convex  min(1 / beta, 1 / (gamma t))     Algorithm 2
     inverse-sqrt     min(1 / beta, eta / sqrt(t))     SCS13, and Algorithm 4
+    betting          none: BANCO's weights are a gambler's stakes
     """
 
     rule: str

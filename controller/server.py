@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from bismarck_dp import local
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.spec import Spec
 
 from .engines import Engine, PlpyEngine, Request
-from .train import explain, train
+from .train import check_model_name, explain, train
 
 
 def serve(plpy: Any, verb: str, request: str) -> str:
@@ -84,6 +85,31 @@ def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _local_start(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    d = fields.get("d")
+    if not isinstance(d, int) or isinstance(d, bool):
+        raise BismarckError("d is NULL", "it must be the number of features", "22004")
+    if fields.get("epsilon") is None:
+        raise BismarckError("epsilon is NULL", "it must be given", "22004")
+    delta = 0.0 if fields["delta"] is None else float(fields["delta"])
+    return {"state": local.start(d, float(fields["epsilon"]), delta, fields["loss"], fields["options"])}
+
+
+def _local_gradient(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    """What a provider's server needs to make a gradient and its noise; her row does not pass through here."""
+    return local.gradient_params(fields["state"], float(fields["epsilon"]), float(fields["delta"]))
+
+
+def _local_round(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"state": local.learn(fields["state"], fields["sum"], fields["count"])}
+
+
+def _local_register(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    name = fields.get("model")
+    check_model_name(name if isinstance(name, str) else "")
+    return engine.register({"name": name, **local.model(fields.get("state"))})
+
+
 def as_text(value: Any) -> str | None:
     """A value as SQL would print it."""
     if isinstance(value, bool):
@@ -97,4 +123,8 @@ VERBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
     "train": _train,
     "explain": _explain,
     "forget": _forget,
+    "local_start": _local_start,
+    "local_gradient": _local_gradient,
+    "local_round": _local_round,
+    "local_register": _local_register,
 }

@@ -20,6 +20,22 @@ Progress = Callable[[int, int], None]
 """Called with the passes done and the passes planned."""
 
 
+SHARED = (
+    "algorithm",
+    "loss",
+    "n",
+    "d",
+    "epsilon",
+    "delta",
+    "sensitivity",
+    "noise_scale",
+    "mechanism",
+    "adjacency",
+    "trust",
+)
+"""What a model's row and its plan say in the same words."""
+
+
 def _quiet(done: int, planned: int) -> None:
     pass
 
@@ -51,11 +67,15 @@ def explain(engine: Engine, request: Request) -> dict[str, Any]:
     return make_plan(request.spec, shape.n, shape.d, engine.pulse).explain()
 
 
-def _check_names(request: Request) -> None:
-    if not request.model:
+def check_model_name(name: str) -> None:
+    if not name:
         raise BismarckError("the model has no name", "pass a name to register it under")
-    if len(request.model) > LONGEST_NAME:
-        raise BismarckError(f"the model's name has {len(request.model)} characters", f"use at most {LONGEST_NAME}")
+    if len(name) > LONGEST_NAME:
+        raise BismarckError(f"the model's name has {len(name)} characters", f"use at most {LONGEST_NAME}")
+
+
+def _check_names(request: Request) -> None:
+    check_model_name(request.model)
     if len(request.features) > 1 and request.label in request.features:
         raise BismarckError(f'label column "{request.label}" is among the features', "leave it out of one of them")
 
@@ -90,9 +110,8 @@ def _model(
     request: Request, source: str, plan: Plan, shape: Shape, weights: list[float], passes: int, seconds: float
 ) -> dict[str, Any]:
     facts = plan.explain()
-    shared = ("algorithm", "loss", "n", "d", "epsilon", "delta", "sensitivity", "noise_scale", "mechanism", "adjacency")
     return {
-        **{name: facts[name] for name in shared},
+        **{name: facts[name] for name in SHARED},
         "name": request.model,
         "weights": weights[: plan.d],
         "intercept": weights[plan.d :],

@@ -26,6 +26,7 @@ CREATE TABLE bismarck_dp.model (
     noise_scale   float8,
     mechanism     text NOT NULL,
     adjacency     text,
+    trust         text,                   -- who adds the noise: central (this server) or local (each provider)
     passes        float8 NOT NULL,
     seconds       float8 NOT NULL,
     created       timestamptz NOT NULL DEFAULT pg_catalog.now(),
@@ -184,3 +185,32 @@ CREATE FUNCTION @extschema@.dp_predict(model text, features float8[])
 
 CREATE FUNCTION @extschema@.dp_predict_proba(model text, features float8[])
     RETURNS float8[] LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_predict_proba';
+
+---------------------------------------------------------------------------------------------------------------------
+-- The local protocol: providers add noise to their own gradients, the learner sees nothing else
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dp_local_start(
+    d int, epsilon float8, delta float8 DEFAULT 0, loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS jsonb LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT bismarck_dp.call('local_start', pg_catalog.jsonb_build_object('d', d, 'epsilon', epsilon::pg_catalog.text,
+        'delta', delta::pg_catalog.text, 'loss', loss, 'options', options)) OPERATOR(pg_catalog.->) 'state'
+$$;
+
+CREATE FUNCTION @extschema@.dp_local_gradient(
+    model_state jsonb, x float8[], y float8, epsilon float8, delta float8 DEFAULT 0)
+    RETURNS float8[] LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'dp_local_gradient';
+
+CREATE FUNCTION bismarck_dp.local_add(internal, jsonb, float8[])
+    RETURNS internal LANGUAGE c IMMUTABLE AS 'MODULE_PATHNAME', 'dp_local_add';
+CREATE FUNCTION bismarck_dp.local_final(internal)
+    RETURNS jsonb LANGUAGE c IMMUTABLE AS 'MODULE_PATHNAME', 'dp_local_final';
+CREATE AGGREGATE @extschema@.dp_local_round(model_state jsonb, gradient float8[]) (
+    SFUNC = bismarck_dp.local_add, STYPE = internal, FINALFUNC = bismarck_dp.local_final,
+    FINALFUNC_MODIFY = READ_ONLY);
+
+CREATE FUNCTION @extschema@.dp_local_register(model_state jsonb, model text)
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('local_register',
+        pg_catalog.jsonb_build_object('state', model_state, 'model', model)))
+$$;

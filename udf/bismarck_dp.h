@@ -9,6 +9,7 @@
 #include "executor/tuptable.h"
 #include "fmgr.h"
 #include "nodes/pg_list.h"
+#include "utils/array.h"
 #include "utils/jsonb.h"
 
 #include "kernels/kernels.h"
@@ -62,6 +63,11 @@ extern bool dp_has(Jsonb *params, const char *key);
 extern char *dp_word(Jsonb *params, const char *key);
 extern DpParams dp_params(Jsonb *params);
 
+/* ---- releases (release.c) ---- */
+
+extern void dp_perturb(Jsonb *noise, double *w, int d); /* by the mechanism that noise names: exact, on its grid */
+extern ArrayType *dp_float8_array(const double *values, int n);
+
 /* ---- the source (source.c) ---- */
 
 typedef enum DpNumberType {
@@ -91,7 +97,18 @@ extern DpSource *dp_source(Oid relation, text *label, ArrayType *features);
 extern double dp_to_double(Datum value, DpNumberType type);
 extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
 
-/* ---- packed blocks (pack.c) ---- */
+/* ---- packed rows and blocks (pack.c) ---- */
+
+typedef struct DpCoding {
+    bool intercept;
+    double feature_bound;
+    bool regression;
+    double label_bound;
+    double negative, other_negative, positive; /* labels of the two classes; a second one may mean the negative */
+} DpCoding;
+
+extern DpCoding dp_coding(Jsonb *params);
+extern void dp_code_row(const DpCoding *coding, double y, const double *x, int d, float *row);
 
 typedef void (*DpVisit)(const char *row, void *arg);
 

@@ -128,26 +128,51 @@ write_row(const char *row, void *arg)
 
 typedef struct Packer {
     const DpSource *source;
+    DpCoding coding;
     int d;
-    bool intercept;
-    double feature_bound;
-    bool regression;
-    double label_bound;
-    double negative, other_negative, positive; /* labels of the two classes; a second one may mean the negative */
-    double *x;                                 /* room for the features of one row */
-    float *row;                                /* the packed row */
+    double *x;  /* room for the features of one row */
+    float *row; /* the packed row */
     int64 n;
     MemoryContext per_row;
     DpShuffle *shuffle;
 } Packer;
 
+DpCoding
+dp_coding(Jsonb *params)
+{
+    DpCoding c = {.intercept = dp_number(params, "fit_intercept") != 0};
+
+    c.feature_bound = dp_number(params, "feature_bound");
+    c.regression = dp_has(params, "label_bound");
+    if (c.regression)
+        c.label_bound = dp_number(params, "label_bound");
+    else {
+        c.negative = dp_number(params, "negative");
+        c.other_negative = dp_number(params, "other_negative");
+        c.positive = dp_number(params, "positive");
+    }
+    return c;
+}
+
 /* The label in the kernels' coding, or NAN. */
 static double
-label_of(const Packer *p, double y)
+label_of(const DpCoding *c, double y)
 {
-    if (p->regression)
-        return isfinite(y) ? fmax(-p->label_bound, fmin(p->label_bound, y)) : NAN;
-    return y == p->positive ? 1.0 : y == p->negative || y == p->other_negative ? -1.0 : NAN;
+    if (c->regression)
+        return isfinite(y) ? fmax(-c->label_bound, fmin(c->label_bound, y)) : NAN;
+    return y == c->positive ? 1.0 : y == c->negative || y == c->other_negative ? -1.0 : NAN;
+}
+
+/* Packs a row, label first; one without features (NULL), or with anything that is no number, becomes zeros. */
+void
+dp_code_row(const DpCoding *c, double y, const double *x, int d, float *row)
+{
+    double label = label_of(c, y);
+
+    if (isnan(label) || x == NULL || !dp_clip_row(x, d, c->intercept, c->feature_bound, row + 1))
+        memset(row, 0, sizeof(float) * (d + c->intercept + 1));
+    else
+        row[0] = (float)label;
 }
 
 static bool
@@ -208,12 +233,9 @@ pack_row(TupleTableSlot *slot, void *arg)
 {
     Packer *p = arg;
     MemoryContext old = MemoryContextSwitchTo(p->per_row);
-    double y = slot->tts_isnull[0] ? NAN : label_of(p, dp_to_double(slot->tts_values[0], p->source->label_type));
+    double y = slot->tts_isnull[0] ? NAN : dp_to_double(slot->tts_values[0], p->source->label_type);
 
-    if (isnan(y) || !read_features(p, slot) || !dp_clip_row(p->x, p->d, p->intercept, p->feature_bound, p->row + 1))
-        memset(p->row, 0, sizeof(float) * (p->d + p->intercept + 1));
-    else
-        p->row[0] = (float)y;
+    dp_code_row(&p->coding, y, read_features(p, slot) ? p->x : NULL, p->d, p->row);
     MemoryContextSwitchTo(old);
     MemoryContextReset(p->per_row);
     dp_shuffle_add(p->shuffle, (char *)p->row);
@@ -237,18 +259,8 @@ dp_oids_of(ArrayType *array, int *n)
 static Packer
 packer(const DpSource *source, Jsonb *params)
 {
-    Packer p = {.source = source, .d = (int)dp_number(params, "d")};
+    Packer p = {.source = source, .coding = dp_coding(params), .d = (int)dp_number(params, "d")};
 
-    p.intercept = dp_number(params, "fit_intercept") != 0;
-    p.feature_bound = dp_number(params, "feature_bound");
-    p.regression = dp_has(params, "label_bound");
-    if (p.regression)
-        p.label_bound = dp_number(params, "label_bound");
-    else {
-        p.negative = dp_number(params, "negative");
-        p.other_negative = dp_number(params, "other_negative");
-        p.positive = dp_number(params, "positive");
-    }
     p.x = palloc(sizeof(double) * p.d);
     p.row = palloc0(sizeof(float) * (p.d + 2));
     p.per_row = AllocSetContextCreate(CurrentMemoryContext, "row", ALLOCSET_DEFAULT_SIZES);
@@ -282,7 +294,7 @@ dp_pack(PG_FUNCTION_ARGS)
     DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
     Jsonb *params = PG_GETARG_JSONB_P(4);
     Packer p = packer(source, params);
-    Size row_bytes = sizeof(float) * (p.d + p.intercept + 1);
+    Size row_bytes = sizeof(float) * (p.d + p.coding.intercept + 1);
     DpRandom random;
 
     if (!source->is_array && list_length(source->features) != p.d)

@@ -9,7 +9,6 @@
 #include <math.h>
 
 #include "catalog/pg_type.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 
 PG_FUNCTION_INFO_V1(dp_release);
@@ -68,21 +67,16 @@ draw_noise(const char *mechanism, Jsonb *noise, DpRandom *random, double *w, int
 }
 
 /* The key is wiped however drawing ends: it may be cancelled. */
-static void
-add_noise(const DpState *state, Jsonb *noise, double *w)
+void
+dp_perturb(Jsonb *noise, double *w, int d)
 {
     char *mechanism = dp_word(noise, "mechanism");
     DpRandom random;
 
-    if (strcmp(mechanism, "none") == 0) {
-        if (state->flags & DP_STATE_PRIVATE && !dp_state_solver(state)->noised(state->body))
-            ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run is released with noise")));
-        return;
-    }
     dp_random_from(&random, noise, DP_STREAM_NOISE);
     PG_TRY();
     {
-        draw_noise(mechanism, noise, &random, w, state->d);
+        draw_noise(mechanism, noise, &random, w, d);
     }
     PG_FINALLY();
     {
@@ -91,8 +85,17 @@ add_noise(const DpState *state, Jsonb *noise, double *w)
     PG_END_TRY();
 }
 
-static ArrayType *
-float8_array(const double *values, int n)
+static void
+add_noise(const DpState *state, Jsonb *noise, double *w)
+{
+    if (strcmp(dp_word(noise, "mechanism"), "none") != 0)
+        dp_perturb(noise, w, state->d);
+    else if (state->flags & DP_STATE_PRIVATE && !dp_state_solver(state)->noised(state->body))
+        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run is released with noise")));
+}
+
+ArrayType *
+dp_float8_array(const double *values, int n)
 {
     Size size = ARR_OVERHEAD_NONULLS(1) + sizeof(double) * n;
     ArrayType *array = palloc0(size);
@@ -116,7 +119,7 @@ dp_release(PG_FUNCTION_ARGS)
 
     dp_state_solver(state)->output(state->body, w);
     add_noise(state, PG_GETARG_JSONB_P(1), w);
-    released = float8_array(w, state->d);
+    released = dp_float8_array(w, state->d);
     dp_state_forget(run);
     PG_RETURN_ARRAYTYPE_P(released);
 }

@@ -1,7 +1,7 @@
 /*
  * rows.c: a store of fixed-size rows, in chunks, so that rows never move.
  *
- * Visiting rows at random costs a look-up of their pages, too: large chunks ask for large pages, which takes a third
+ * Visiting rows at random costs a look-up of their pages, too: large chunks ask for large pages, which takes a tenth
  * off a pass over Poisson samples.
  */
 #include "rows.h"

@@ -24,8 +24,8 @@ dp_row_at(const DpRows *rows, int64 i)
 }
 
 /*
- * Rows are visited in a random order: each is asked for a little before it is needed. Always inlined, because GCC takes a
- * function that does nothing but prefetch for one that does nothing, and drops the call.
+ * Rows are visited in a random order: each is asked for a little before it is needed. Always inlined, because GCC takes
+ * a function that does nothing but prefetch for one that does nothing, and drops the call.
  */
 #define DP_PREFETCH 16
 

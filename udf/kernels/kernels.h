@@ -47,7 +47,7 @@ extern int dp_loss_index(const DpLoss *loss);
 extern double dp_dot(const double *w, const float *x, int d);
 extern void dp_axpy(double *g, double a, const float *x, int d);
 extern double dp_norm(const double *w, int d);
-extern double dp_row_norm(const float *x, int d);
+extern double dp_clip_slope(double slope, const float *x, int d, double clip); /* |slope x| <= clip, which may be inf */
 extern void dp_scale(double *a, double factor, int d);
 extern void dp_project(double *w, double radius, int d); /* onto the ball, never onto the sphere */
 
@@ -195,6 +195,10 @@ typedef struct DpPool {
 extern const char *dp_noise_start(DpNoise *noise, const DpParams *params); /* NULL, or what is wrong */
 extern void dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d);
 
+/* ---- the bet of BANCO: 1/(2a) int_{-a}^{a} u exp(u x - u^2 y) du, cut to +-1e280; y >= 0, a > 0 (banco.c) ---- */
+
+extern double dp_banco_magnitude(double x, double y, double a);
+
 /* ---- solvers ---- */
 
 /*
@@ -222,6 +226,7 @@ typedef struct DpSolver {
 } DpSolver;
 
 extern const DpSolver dp_sgd;
+extern const DpSolver dp_banco;
 extern const DpSolver *dp_solver_named(const char *name);
 extern const DpSolver *dp_solver_at(int index);
 extern int dp_solver_index(const DpSolver *solver);

@@ -186,15 +186,6 @@ update(Sgd *s, DpPool *pool)
     s->in_batch = 0;
 }
 
-/* A gradient slope x of norm above the clip is scaled down to it. */
-static double
-clipped(const Sgd *s, double slope, const float *x)
-{
-    double norm = isfinite(s->clip) ? fabs(slope) * dp_row_norm(x, s->d) : 0.0;
-
-    return norm > s->clip ? slope * (s->clip / norm) : slope;
-}
-
 static inline void
 add_row(Sgd *s, const DpLoss *loss, const float *row)
 {
@@ -203,7 +194,7 @@ add_row(Sgd *s, const DpLoss *loss, const float *row)
 
     if (s->track)
         s->loss_sum += loss->value(z, y, s->loss_param);
-    dp_axpy(GRADIENT(s), clipped(s, loss->slope(z, y, s->loss_param), row + 1), row + 1, s->d);
+    dp_axpy(GRADIENT(s), dp_clip_slope(loss->slope(z, y, s->loss_param), row + 1, s->d, s->clip), row + 1, s->d);
 }
 
 static bool

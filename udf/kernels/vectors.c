@@ -54,8 +54,8 @@ dp_norm(const double *w, int d)
     return sqrt(sum_lanes(lane) + rest);
 }
 
-DP_VECTORISED double
-dp_row_norm(const float *x, int d)
+DP_VECTORISED static double
+row_norm(const float *x, int d)
 {
     double lane[LANES] = {0};
     double rest = 0.0;
@@ -67,6 +67,15 @@ dp_row_norm(const float *x, int d)
     for (; j < d; j++)
         rest += (double)x[j] * (double)x[j];
     return sqrt(sum_lanes(lane) + rest);
+}
+
+/* A gradient slope x of norm above the clip is scaled down to it. */
+double
+dp_clip_slope(double slope, const float *x, int d, double clip)
+{
+    double norm = isfinite(clip) ? fabs(slope) * row_norm(x, d) : 0.0;
+
+    return norm > clip ? slope * (clip / norm) : slope;
 }
 
 DP_VECTORISED void
