@@ -91,6 +91,19 @@ def noise_level(noise: Array, mechanism: str, scale: float) -> float:
     return float(kstest(np.linalg.norm(noise, axis=1), gamma(noise.shape[1], scale=scale).cdf).pvalue)
 
 
+def same_law_level(first: Array, second: Array) -> float:
+    """The p-value of two samples of vectors under one distribution (Kolmogorov and Smirnov): of every coordinate and of
+    the norm; 0 where a value is not finite.
+    """
+    from scipy.stats import ks_2samp
+
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return 0.0
+    columns = [(first[:, j], second[:, j]) for j in range(first.shape[1])]
+    columns.append((np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1)))
+    return min(1.0, len(columns) * min(float(ks_2samp(*column).pvalue) for column in columns))
+
+
 def _log_ratio(numerator: float, denominator: float) -> float:
     return math.log(numerator / denominator) if numerator > 0 and denominator > 0 else 0.0
 

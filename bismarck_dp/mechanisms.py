@@ -166,8 +166,8 @@ NORMAL_ERROR = 2.0**-42 + 2.0**-45
 LONGEST = 64.0
 """No normal pair is longer, but for probability e^-2048."""
 
-LEAST_SHARE = 2.0**-30
-"""Of epsilon, that arithmetic is given at least: with powers of two, calibrations of many plans are the same."""
+LEAST_EXCESS, MOST_EXCESS = 2.0**-40, 16.0
+"""What arithmetic is given of epsilon, in powers of two: so calibrations of many plans are the same."""
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,14 @@ def calibrate_sums(
     t = 0.0 if pure else math.log(1e6 / delta) + _log1p_exp(epsilon)
     scale = sensitivity * nominal
     excess = sums.knorm_excess(scale) if pure else sums.gaussian_excess(scale, t)
-    share = _share(2 * excess / epsilon)
-    if share > 0.5:
+    tau = 2.0 ** math.ceil(math.log2(max(excess, LEAST_EXCESS))) if excess < epsilon else math.inf
+    if tau > min(epsilon / 4, MOST_EXCESS):
         raise BismarckError(
             f"epsilon {epsilon:g} asks for noise that double precision cannot give to {sums.touched} sums",
             "use a larger epsilon, fewer updates or fewer features",
         )
-    left = delta * (1 - 4e-6) * math.exp(-share * epsilon / 2)
-    scale = sensitivity * calibrator.multiplier(epsilon * (1 - share), left) * (1 + 1e-12)
+    left = delta * (1 - 4e-6) * math.exp(-tau)
+    scale = sensitivity * calibrator.multiplier(epsilon - 2 * tau, left) * (1 + 1e-12)
     spread = scale * math.sqrt(sums.width + 1) if pure else scale
     grid = math.ldexp(0.5, math.frexp(spread / COARSENESS)[1])
     if (sums.reach + LONGEST * (spread + LONGEST * scale)) / grid > 2.0**50:
@@ -250,13 +250,6 @@ def calibrate_sums(
         )
     mechanism = "l2-laplace" if pure else "gaussian"
     return Noise(mechanism, scale, grid, calibrator.accountant, calibrator.event(nominal))
-
-
-def _share(wanted: float) -> float:
-    """The next power of two."""
-    if not wanted <= 1:
-        return 1.0
-    return float(max(LEAST_SHARE, 2.0 ** math.ceil(math.log2(max(wanted, LEAST_SHARE)))))
 
 
 def most_of_binomial(n: int, probability: float, times: int, epsilon: float, delta: float) -> float:

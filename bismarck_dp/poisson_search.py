@@ -59,10 +59,15 @@ class Search:
         """The point at which Chernoff bounds promise the delta, to a hundredth."""
         drawn = -math.expm1(self.count * math.log1p(-self.probability)) if self.probability < 1 else 1.0
         low, high = math.log(poisson.LEAST_MULTIPLIER), 1.0
-        if self.delta >= drawn or self._chernoff(low) <= math.log(self.delta):
+        if self.delta >= drawn:
             raise BismarckError(
                 f"delta {self.delta:g} is no less than the chance {drawn:g} that a row is drawn at all",
                 "almost no noise would do for it: use a smaller delta",
+            )
+        if self._chernoff(low) <= math.log(self.delta):
+            raise BismarckError(
+                f"epsilon {self.epsilon:g} and delta {self.delta:g} ask for almost no noise",
+                "use a smaller epsilon or delta",
             )
         while self._chernoff(high) > math.log(self.delta):
             low, high = high, high + 2

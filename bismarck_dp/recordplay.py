@@ -32,6 +32,18 @@ def play(plan: Plan, table: tuple[Array, Array], orders: Orders) -> Array:
     return reference.PLAYERS[plan.perturbs](features, labels, plan, orders)
 
 
+def released(plan: Plan, table: tuple[Array, Array], orders: Orders) -> Array:
+    """The weights without noise."""
+    return reference.train(*reference.pack(*table, plan), plan, orders)
+
+
+def noise_alone(plan: Plan, rng: np.random.Generator, times: int) -> Array:
+    """Weights made of noise on sums and nothing else, as rows that count for nothing leave them."""
+    features, labels = np.zeros((plan.n, plan.width), np.float32), np.zeros(plan.n, np.float32)
+    noise = reference.random_noise(plan, rng)
+    return np.array([reference.train(features, labels, plan, orders(plan, rng), noise) for _ in range(times)])
+
+
 def orders(plan: Plan, rng: np.random.Generator, place: int | None = None) -> Orders:
     """Random orders as the plan shuffles; `place` is where row 0, the differing one, comes in every pass."""
 

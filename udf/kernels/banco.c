@@ -159,7 +159,7 @@ banco_start(void *body, int d, const DpParams *p)
         return "lipschitz, variance or reach";
     if (s->n < 1 || p->number(p->host, "workers") != 1.0 || p->number(p->host, "epochs") != 1.0)
         return "n, workers or epochs";
-    return dp_noise_start(&s->noise, p);
+    return dp_noise_start(&s->noise, p, d);
 }
 
 static bool

@@ -192,7 +192,7 @@ typedef struct DpPool {
     DpStock normals, squares;
 } DpPool;
 
-extern const char *dp_noise_start(DpNoise *noise, const DpParams *params); /* NULL, or what is wrong */
+extern const char *dp_noise_start(DpNoise *noise, const DpParams *params, int d); /* NULL, or what is wrong */
 extern void dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d);
 
 /* ---- the bet of BANCO: 1/(2a) int_{-a}^{a} u exp(u x - u^2 y) du, cut to +-1e280; y >= 0, a > 0 (banco.c) ---- */

@@ -97,7 +97,7 @@ sgd_start(void *body, int d, const DpParams *p)
         return "step";
     if (s->batch_size < 1 || s->parts < 1 || s->parts > s->n || s->passes < 1)
         return "batch_size, workers or epochs";
-    wrong = dp_noise_start(&s->noise, p);
+    wrong = dp_noise_start(&s->noise, p, d);
     return wrong != NULL ? wrong : s->track && s->noise.mechanism != DP_NO_NOISE ? "track" : NULL;
 }
 

@@ -40,10 +40,11 @@
 #include <string.h>
 
 const char *
-dp_noise_start(DpNoise *noise, const DpParams *p)
+dp_noise_start(DpNoise *noise, const DpParams *p, int d)
 {
     static const char *const names[] = {"none", "gaussian", "l2-laplace"};
     const char *name = p->word(p->host, "noise");
+    double spread;
     int exponent;
 
     noise->unused = 0;
@@ -59,7 +60,8 @@ dp_noise_start(DpNoise *noise, const DpParams *p)
         return NULL;
     if (!(noise->grid > 0) || frexp(noise->grid, &exponent) != 0.5)
         return "noise_grid";
-    return noise->scale >= noise->grid && isfinite(noise->scale) ? NULL : "noise_scale";
+    spread = noise->mechanism == DP_GAUSSIAN ? noise->scale : noise->scale * sqrt((double)d + 1.0);
+    return spread >= noise->grid && isfinite(spread) ? NULL : "noise_scale";
 }
 
 typedef enum Kind { NORMALS, SQUARES } Kind;
