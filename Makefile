@@ -48,6 +48,8 @@ audit: env
 bench: env
 	.venv/bin/python bench/run.py $(BENCH)
 	PYTHONPATH=tests .venv/bin/python bench/noise.py
+	.venv/bin/python bench/noisy.py
+	PYTHONPATH=tests .venv/bin/python bench/banco.py
 
 lint: env
 	.venv/bin/ruff check $(all_python) tools
