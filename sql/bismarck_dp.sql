@@ -209,6 +209,8 @@ CREATE AGGREGATE @extschema@.dp_local_round(model_state jsonb, gradient float8[]
     SFUNC = bismarck_dp.local_add, STYPE = internal, FINALFUNC = bismarck_dp.local_final,
     FINALFUNC_MODIFY = READ_ONLY);
 
+REVOKE EXECUTE ON FUNCTION bismarck_dp.local_add, bismarck_dp.local_final FROM PUBLIC;
+
 CREATE FUNCTION @extschema@.dp_local_register(model_state jsonb, model text)
     RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
     SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('local_register',

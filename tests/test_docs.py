@@ -38,7 +38,7 @@ DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob(
 SQL_REFERENCE = (ROOT / "docs/sql.md").read_text()
 PYTHON_REFERENCE = (ROOT / "docs/python.md").read_text()
 SCRIPT = (ROOT / "sql/bismarck_dp.sql").read_text()
-FUNCTIONS = sorted(set(re.findall(r"CREATE FUNCTION @extschema@\.(dp_\w+)", SCRIPT)))
+FUNCTIONS = sorted(set(re.findall(r"CREATE (?:FUNCTION|AGGREGATE) @extschema@\.(dp_\w+)", SCRIPT)))
 
 
 # ---- blocks and their output ----
