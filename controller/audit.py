@@ -6,8 +6,10 @@ Five questions, each of which can only show that a claim is false, never that it
                   it stores cost no more than the claimed epsilon?
     shape         does anything in a model's row but the weights differ between neighbours, or an error?
     record-play   with a known seed the noise is the same, so two releases differ by what the rows make of them: is that
-                  ever more than the declared sensitivity?
-    noise         rows that count for nothing leave the noise alone: has it the declared distribution?
+                  ever more than the declared sensitivity? (Noise on the weights only. Noise on sums is rounded with
+                  the sum, and steps are taken with it: there, sums are compared outside the server.)
+    noise         rows that count for nothing leave the noise alone: has it the declared distribution, or what a run
+                  makes of that?
     attack        with the noise on, does a test tell the tables apart more often than epsilon and delta allow?
 
 The tables are temporary, every training is rolled back, and so nothing is left behind.
