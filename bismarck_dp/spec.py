@@ -172,6 +172,8 @@ def parse_options(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[st
         raise BismarckError("lambda is given twice, as lambda and as lambda_", "give it once")
     for key, value in options.items():
         name = "lambda" if key == "lambda_" else key
+        if name in OPTIONS and name not in names:
+            raise BismarckError(f'unknown option "{key}" for this algorithm', f"valid: {', '.join(sorted(names))}")
         if name not in names:
             raise unknown("option", key, names)
         if value is not None:

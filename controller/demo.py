@@ -8,9 +8,9 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ FEATURES = 20
 HELD_OUT = 5_000
 STEM = "bismarck_dp_demo"
 OPTIONS = {"lambda": 0.01, "epochs": 10, "batch_size": 50}
+LARGE = {"lambda": 0.01, "epochs": 10, "batch_size": 500}
+"""With noise on every sum, a larger batch has less of it for each row."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Trial:
     loss: str
     epsilon: float | None
     delta: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=lambda: OPTIONS)
 
 
 TRIALS = (
@@ -48,6 +51,12 @@ TRIALS = (
     Trial("bolton", "huber", 0.1),
     Trial("bolton", "huber", 0.5, 1e-6),
     Trial("bolton", "huber", 0.1, 1e-6),
+    Trial("scs13", "logistic", 1.0, options=LARGE),
+    Trial("scs13", "logistic", 0.5, 1e-6, LARGE),
+    Trial("bst14", "logistic", 0.5, 1e-6, LARGE),
+    Trial("dpsgd", "logistic", 0.5, 1e-6, LARGE),
+    Trial("dpsgd", "hinge", 0.1, 1e-6, LARGE),
+    Trial("banco", "logistic", 4.0, 1e-6, {}),
 )
 
 
@@ -138,7 +147,7 @@ class _Session:
         epsilon = "NULL" if trial.epsilon is None else f"{trial.epsilon:g}"
         row = self._send(
             f"SELECT * FROM dp_train('{self.table}', '{name}', 'y', ARRAY['x'], {epsilon}, {trial.delta:g},\n"
-            f"    algorithm => '{trial.algorithm}', loss => '{trial.loss}', options => '{json.dumps(OPTIONS)}')"
+            f"    algorithm => '{trial.algorithm}', loss => '{trial.loss}', options => '{json.dumps(trial.options)}')"
         ).one()
         shown = ("algorithm", "loss", "epsilon", "delta", "mechanism", "sensitivity", "noise_scale", "seconds")
         return {"model": name, **{column: getattr(row, column) for column in shown}}

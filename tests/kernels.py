@@ -78,6 +78,15 @@ class Noise(ctypes.Structure):
 MECHANISMS = ("none", "gaussian", "l2-laplace")
 
 
+class Words(ctypes.Structure):
+    _fields_ = (
+        ("random", Random),
+        ("generation", ctypes.c_uint32),
+        ("left", ctypes.c_int32),
+        ("words", ctypes.c_uint32 * 256),
+    )
+
+
 class Gaps(ctypes.Structure):
     _fields_ = (("digit", ctypes.c_uint64 * 44), ("above", ctypes.c_uint64), ("digits", ctypes.c_int))
 
@@ -150,6 +159,7 @@ def _load() -> Any:
         "dp_discrete_gaussian": ctypes.c_int64,
         "dp_exponential_choice": ctypes.c_int,
         "dp_gap_start": ctypes.c_bool,
+        "dp_gap": ctypes.c_uint64,
         "dp_clip_row": ctypes.c_bool,
     }.items():
         getattr(found, name).restype = result

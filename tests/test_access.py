@@ -106,6 +106,7 @@ INTERNALS = [
     "SELECT bismarck_dp.repack('{}', '{}', '{}')",
     "SELECT bismarck_dp.begin(1, 'sgd', 1, '{}')",
     "SELECT bismarck_dp.fold(1, 'SELECT 1')",
+    "SELECT bismarck_dp.sample(1, '{}', '{}')",
     "SELECT bismarck_dp.objective(1)",
     "SELECT bismarck_dp.release(1, '{}')",
     "SELECT bismarck_dp.merge(NULL)",

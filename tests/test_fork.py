@@ -68,6 +68,26 @@ def test_bulk_draws_differ_after_a_fork() -> None:
     assert len({word for one in lists for word in one}) == 3 * 512
 
 
+def test_stocks_of_noise_and_of_words_are_thrown_away_after_a_fork() -> None:
+    """A pool with numbers left, and words for waits with some left: no process goes on with what another may use."""
+    pool, words, gaps = kernels.Pool.fresh(), kernels.Words(), kernels.Gaps()
+    words.random = kernels.Random.fresh()
+    assert library.dp_gap_start(ctypes.byref(gaps), ctypes.c_double(2.0**-40))
+    noise = kernels.Noise(kernels.MECHANISMS.index("l2-laplace"), 0, 1.0, 2.0**-40)
+
+    def draws() -> list[int]:
+        out = np.zeros(9)
+        library.dp_noise_add(ctypes.byref(noise), ctypes.byref(pool), kernels.pointer(out), 9)
+        waits = [library.dp_gap(ctypes.byref(words), ctypes.byref(gaps)) for _ in range(5)]
+        return [*np.abs(out / 2.0**-40).astype(np.uint64).tolist(), *waits]
+
+    lists = [draws(), in_a_child(draws), in_a_child(draws), draws(), in_a_child(lambda: draws() + in_a_child(draws))]
+    drawn = [number for one in lists for number in one]
+    assert len(drawn) == 6 * 14
+    assert len(set(drawn)) == len(drawn)
+    assert pool.normals.left < 2048 - 9
+
+
 def test_a_child_keeps_its_new_key() -> None:
     """It takes one fresh key, not one for each word, and goes on in the same stream."""
     random = kernels.Random.fresh(stream=2**32 + 5)

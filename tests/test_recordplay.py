@@ -142,6 +142,25 @@ def test_output_perturbation_is_tight(algorithm: str, loss: str, options: Option
     assert 0.5 * plan.sensitivity <= reached <= plan.sensitivity
 
 
+SUMS = [name for name in PRIVATE if SOLVERS[name].perturbs == "sums"]
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [("hinge", {}), ("huber", {"feature_bound": 3.0}), ("squared", {"clip": 0.5}), ("logistic", {"clip": 0.2})],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", SUMS)
+def test_noise_on_sums_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
+    """Half the jump, or a clip that cuts too late, would be found out: some pair of sums is nearly as far apart."""
+    plan = planned(algorithm, loss, {**options, "adjacency": adjacency})
+    assert plan is not None
+    assert plan.sensitivity is not None
+    _, reached = worst(plan, generator(algorithm, loss, options, adjacency), kernels.play)
+    assert 0.9 * plan.sensitivity <= reached <= plan.sensitivity
+
+
 @pytest.mark.parametrize("batch_size", [1, 50])
 @pytest.mark.parametrize("options", [{"lambda": 1e-3}, {"lambda": 1e-3, "average": "all"}, {"step": 0.01}], ids=str)
 def test_long_runs_are_tight(options: Options, batch_size: int) -> None:
