@@ -9,7 +9,8 @@ projections. What a row can do to one sum:
 
 The sums are computed in doubles, in one order. Rows before and after the differing one give the same numbers on both
 sides, but partial sums differ, and so does their rounding: by at most 2^-53 L i at the i-th row, in each of the two.
-For a batch of c rows that is 2^-53 L c^2. Norms and slopes are checked in doubles, too: a millionth of J pays for that.
+For a batch of c rows that is 2^-53 L c^2. Norms and slopes are checked in doubles, too: a millionth of L pays for that.
+So a row that joins a batch, or leaves it, moves the sum by at most L' = L (1 + 1e-6) + 2^-53 L c^2, and J is 2 L' or L'.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ RATE_ERROR = 2.0**-50
 """The kernels' waits keep each draw's probability within this factor (udf/kernels/gaps.c)."""
 
 
-def sum_sensitivity(setting: Setting, rows: float) -> float:
-    """J with its rounding, for sums of up to so many rows."""
-    return setting.jump * (1 + 1e-6) + 2.0**-53 * setting.lipschitz * rows**2
+def row_bound(setting: Setting, rows: float) -> float:
+    """L', for sums of up to so many rows."""
+    return setting.lipschitz * (1 + 1e-6 + 2.0**-53 * rows**2)
+
+
+def jumps(setting: Setting) -> int:
+    """J / L'."""
+    return 2 if setting.spec.options["adjacency"] == "replace" else 1
 
 
 class Noisy(Private):
@@ -86,7 +92,7 @@ class Scs13(Noisy):
         spec = setting.spec
         assert spec.epsilon is not None
         rows = min(setting.batch_size, setting.n)
-        sensitivity = sum_sensitivity(setting, rows)
+        sensitivity = jumps(setting) * row_bound(setting, rows)
         passes = schedule.passes
         calibrator = Laplaces(passes) if spec.delta == 0 else Gaussians(passes)
         sums = Sums(touched=passes, width=setting.width, reach=rows * setting.lipschitz)
@@ -132,11 +138,10 @@ class Poisson(Noisy):
         steps = -(-n // b) * spec.options["epochs"]
         probability = min(1.0, b / n * (1 + RATE_ERROR))
         rows = most_of_binomial(n, b / n, steps, spec.epsilon, spec.delta)
-        sensitivity = sum_sensitivity(setting, rows)
-        per_row = sensitivity / (2 if spec.options["adjacency"] == "replace" else 1)
+        bound = row_bound(setting, rows)
         sums = Sums(touched=steps, width=setting.width, reach=rows * setting.lipschitz, draws=float(b) * steps)
         calibrator = PoissonGaussians(probability, steps, spec.options["adjacency"])
-        return sensitivity, calibrate_sums(sums, per_row, spec.epsilon, spec.delta, calibrator)
+        return jumps(setting) * bound, calibrate_sums(sums, bound, spec.epsilon, spec.delta, calibrator)
 
 
 class Dpsgd(Poisson):
@@ -207,7 +212,7 @@ class Banco(Noisy):
     def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
         spec = setting.spec
         assert spec.epsilon is not None
-        sensitivity = sum_sensitivity(setting, 1)
+        sensitivity = jumps(setting) * row_bound(setting, 1)
         calibrator = Laplaces() if spec.delta == 0 else Gaussians()
         sums = Sums(touched=1, width=setting.width, reach=setting.lipschitz)
         return sensitivity, calibrate_sums(sums, sensitivity, spec.epsilon, spec.delta, calibrator)

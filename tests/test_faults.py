@@ -271,3 +271,24 @@ def test_a_killed_server_recovers_with_nothing_left(tmp_path_factory: Any) -> No
         assert used_disk(db) - before < 2**20, "nor are the packed rows left on disk"
         assert db.train("rows", epsilon=1.0).n == 100_000
     shutil.rmtree(home)
+
+
+def test_a_run_that_is_rolled_back_gives_its_memory_back_at_once(db: Database, table: Any) -> None:
+    """Sampling keeps rows in memory: a savepoint, or a block that catches an error, must not pile them up."""
+    rows = table(np.zeros((20_000, 60)), np.resize([-1.0, 1.0], 20_000))
+    spec = Spec.create("dpsgd", "logistic", 1.0, 1e-6, {"batch_size": 5000})
+    plan = make_plan(spec, 20_000, 60)
+    memory = "SELECT coalesce(sum(total_bytes), 0) FROM pg_backend_memory_contexts WHERE name IN ('run', 'sampling')"
+    with db.engine.begin() as connection:
+        engine = SqlEngine(connection)
+        source = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
+        for _ in range(3):
+            connection.exec_driver_sql("SAVEPOINT outer")
+            packed = engine.pack(Request(source, "m", "y", ["x"], spec), plan)
+            connection.exec_driver_sql("SAVEPOINT inner")
+            engine.begin(packed, plan)
+            engine.epoch(packed, plan)
+            connection.exec_driver_sql("RELEASE inner")
+            assert connection.exec_driver_sql(memory).scalar_one() > 20_000 * 61 * 4
+            connection.exec_driver_sql("ROLLBACK TO outer")
+            assert connection.exec_driver_sql(memory).scalar_one() == 0

@@ -20,6 +20,7 @@ PG_FUNCTION_INFO_V1(dp_objective);
 typedef struct Run {
     dlist_node node;
     int64 id;
+    SubTransactionId owner; /* the run goes when this is rolled back */
     DpState *state;
     MemoryContext context; /* of the rows */
     DpRows rows;
@@ -35,6 +36,33 @@ forget_runs(XactEvent event, void *arg)
     (void)arg;
     if (event != XACT_EVENT_PRE_COMMIT && event != XACT_EVENT_PRE_PREPARE)
         dlist_init(&runs);
+}
+
+static void
+drop_run(Run *run)
+{
+    explicit_bzero(run->state, VARSIZE(run->state));
+    pfree(run->state);
+    MemoryContextDelete(run->context);
+    dlist_delete(&run->node);
+    pfree(run);
+}
+
+/* A training that failed inside a savepoint must not keep its rows in memory until the transaction ends. */
+static void
+follow_subtransaction(SubXactEvent event, SubTransactionId mine, SubTransactionId parent, void *arg)
+{
+    dlist_mutable_iter iter;
+
+    (void)arg;
+    dlist_foreach_modify (iter, &runs) {
+        Run *run = dlist_container(Run, node, iter.cur);
+
+        if (run->owner == mine && event == SUBXACT_EVENT_COMMIT_SUB)
+            run->owner = parent;
+        else if (run->owner == mine && event == SUBXACT_EVENT_ABORT_SUB)
+            drop_run(run);
+    }
 }
 
 static Run *
@@ -69,11 +97,14 @@ dp_state_keep(int64 id, const DpState *state)
     DpState *copy = dp_state_copy(TopTransactionContext, state);
 
     if (run == NULL) {
-        if (!watching)
+        if (!watching) {
             RegisterXactCallback(forget_runs, NULL);
+            RegisterSubXactCallback(follow_subtransaction, NULL);
+        }
         watching = true;
         run = MemoryContextAlloc(TopTransactionContext, sizeof(Run));
         run->id = id;
+        run->owner = GetCurrentSubTransactionId();
         run->context = AllocSetContextCreate(TopTransactionContext, "run", ALLOCSET_DEFAULT_SIZES);
         run->rows = (DpRows){.context = run->context};
         dlist_push_head(&runs, &run->node);
@@ -85,13 +116,7 @@ dp_state_keep(int64 id, const DpState *state)
 void
 dp_state_forget(int64 id)
 {
-    Run *run = find_run(id);
-
-    explicit_bzero(run->state, VARSIZE(run->state));
-    pfree(run->state);
-    MemoryContextDelete(run->context);
-    dlist_delete(&run->node);
-    pfree(run);
+    drop_run(find_run(id));
 }
 
 DpRows *
