@@ -14,7 +14,9 @@ import pytest
 from conftest import two_classes
 from scipy import stats
 
+from bismarck_dp import Spec, make_plan
 from bismarck_dp.controller.database import Database, embedded
+from bismarck_dp.controller.engines import Request, SqlEngine
 
 
 def session(db: Database) -> Any:
@@ -283,12 +285,12 @@ def test_a_run_that_is_rolled_back_gives_its_memory_back_at_once(db: Database, t
         engine = SqlEngine(connection)
         source = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
         for _ in range(3):
-            connection.exec_driver_sql("SAVEPOINT outer")
+            connection.exec_driver_sql("SAVEPOINT first")
             packed = engine.pack(Request(source, "m", "y", ["x"], spec), plan)
-            connection.exec_driver_sql("SAVEPOINT inner")
+            connection.exec_driver_sql("SAVEPOINT second")
             engine.begin(packed, plan)
             engine.epoch(packed, plan)
-            connection.exec_driver_sql("RELEASE inner")
+            connection.exec_driver_sql("RELEASE second")
             assert connection.exec_driver_sql(memory).scalar_one() > 20_000 * 61 * 4
-            connection.exec_driver_sql("ROLLBACK TO outer")
+            connection.exec_driver_sql("ROLLBACK TO first")
             assert connection.exec_driver_sql(memory).scalar_one() == 0
