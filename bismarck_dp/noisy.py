@@ -10,7 +10,7 @@ projections. What a row can do to one sum:
 The sums are computed in doubles, in one order. Rows before and after the differing one give the same numbers on both
 sides, but partial sums differ, and so does their rounding: by at most 2^-53 L i at the i-th row, in each of the two.
 For a batch of c rows that is 2^-53 L c^2. Norms and slopes are checked in doubles, too: a millionth of L pays for that.
-So a row that joins a batch, or leaves it, moves the sum by at most L' = L (1 + 1e-6) + 2^-53 L c^2, and J is 2 L' or L'.
+So a row that joins a batch, or leaves it, moves the sum by at most L' = L (1 + 1e-6) + 2^-53 L c^2; J is 2 L' or L'.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     make audit AUDIT="--trials 20000"     more
 
 Rows are made from the registries: private algorithms, the losses they take (two, with noise on sums), pure and
-approximate budgets, adjacencies. The options are such that the worst pair of tables comes near the declared sensitivity. Trade-off curves go to the
-directory audit. Exits with 1 when a claim is broken.
+approximate budgets, adjacencies. The options are such that the worst pair of tables comes near the declared
+sensitivity. Trade-off curves go to the directory audit. Exits with 1 when a claim is broken.
 """
 
 from __future__ import annotations
