@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -44,8 +45,19 @@ def db(server: Database) -> Iterator[Database]:
     yield server
     with server.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM bismarck_dp.model")
-        left = [row[0] for row in connection.exec_driver_sql(LEFTOVERS)]
+    deadline = time.monotonic() + PATIENCE
+    while (left := leftovers(server)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert left == []
+
+
+PATIENCE = 10.0
+"""Seconds that a busy machine may need to end a backend whose connection was closed."""
+
+
+def leftovers(server: Database) -> list[str]:
+    with server.engine.begin() as connection:
+        return [row[0] for row in connection.exec_driver_sql(LEFTOVERS)]
 
 
 _numbers = count()
