@@ -72,7 +72,9 @@ def learn(state: Any, total: Any, count: Any) -> dict[str, Any]:
     """The state after a round of `count` gradients with this sum."""
     setting, _ = _checked(state)
     if not isinstance(count, int) or count < 1 or not _numbers(total, setting.width):
-        raise BismarckError(f"a gradient of this state has {setting.width} numbers", "make it with dp_local_gradient")
+        raise BismarckError(
+            f"a gradient of this state has {setting.width} numbers, none beyond 1e300", "make it with dp_local_gradient"
+        )
     learner = _learner(state, setting)
     learner.step(np.array(total, dtype=np.float64) / count, count)
     return {**state, "gradients": state["gradients"] + count, "learner": _packed(learner)}
@@ -99,7 +101,7 @@ def model(state: Any) -> dict[str, Any]:
         "trust": "local",
         "passes": 1,
         "private": True,
-        "note": "each provider added noise to her own gradient; this server saw noisy gradients only",
+        "note": "noise is added by each provider, in dp_local_gradient; this server cannot see whether it was",
         "feature_bound": spec.options["feature_bound"],
         "event": noise.event.to_json(),
     }

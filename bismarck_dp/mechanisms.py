@@ -175,7 +175,8 @@ class Sums:
     """What arithmetic may cost a run of noisy sums: see udf/kernels/sums.c, whose errors are added up here."""
 
     touched: int
-    """sums that the differing row may be in; all others have the same law on both sides, as computed"""
+    """sums that the differing row may be in; the others have the same law on both sides, as computed, but for numbers
+    that make a normal pair with one in a touched sum"""
     width: int
     reach: float
     """a norm that no sum exceeds"""
@@ -186,8 +187,9 @@ class Sums:
         """tau: but for probability e^-t (and e^-2048 for each pair), every outcome of the run has a probability within
         factors exp(+-tau) of that with real noise and real coins, if the noise has at least this scale.
 
-        With N coordinates, e in units of sigma and a grid of at least sigma / 16: N terms 2 e / (1/16 - 2 e), and e
-        times the sum of |z| + 1/4, where |z| <= (1 + z^2) / 2 and the chi-square tail give N + sqrt(N t) + t for |z|.
+        N counts the coordinates of touched sums, and as many that they are paired with, unless all sums are touched.
+        With e in units of sigma and a grid of at least sigma / 16: N terms 2 e / (1/16 - 2 e), and e times the sum of
+        |z| + 1/4, where |z| <= (1 + z^2) / 2 and the chi-square tail give N + sqrt(N t) + t for |z|.
         Draws: a wait is made of at most 46 coins, each of a relative error below 2^-60, and one more for each 2^J >=
         0.69 / q cells that it is long (gaps.c): less than 48 for each draw in all. There are at most 2 q C + 3 t draws
         among C cells (Bernstein), and one wait more for each pass, which `touched` bounds. (From q = 1/2 on there is a
@@ -197,13 +199,17 @@ class Sums:
         e = NORMAL_ERROR + 2.0**-52 * self.reach / scale
         if e > 2.0**-10:
             return math.inf
-        count = float(self.touched) * self.width
+        count = float(self.touched) * self.width * (1 if self.draws > 0 else 2)
         noise = count * 2 * e / (0.5 / COARSENESS - 2 * e) + e * (1.25 * count + math.sqrt(count * t) + t)
         waits = 48 * 2.0**-60 * (2 * self.draws + 3 * t + self.touched) if self.draws > 0 else 0.0
         return noise + waits
 
     def knorm_excess(self, scale: float) -> float:
-        """The same for K-norm noise, with no exception but e^-2048: the slope of its log density is bounded."""
+        """The same for K-norm noise, with no exception but e^-2048: the slope of its log density is bounded.
+
+        A touched sum's normal numbers lie in at most two halves of a group of 128, whose partners lie side by side and
+        so in at most two other sums for each half, or, from 64 numbers on, in the sums before and after: five in all.
+        """
         root = math.sqrt(self.width + 1)
         longest = root + LONGEST
         e = 2.0**-42 * (LONGEST * root + longest) + LONGEST * longest * (self.width + 16) * 2.0**-53
@@ -211,7 +217,7 @@ class Sums:
         grid = 0.5 / COARSENESS * root
         if e > grid / 4:
             return math.inf
-        return self.touched * (2 * self.width * e / (grid - 2 * e) + e * math.sqrt(self.width))
+        return 5 * self.touched * (2 * self.width * e / (grid - 2 * e) + e * math.sqrt(self.width))
 
 
 def calibrate_sums(
@@ -240,7 +246,8 @@ def calibrate_sums(
             "use a larger epsilon, fewer updates or fewer features",
         )
     left = delta * (1 - 4e-6) * math.exp(-tau)
-    scale = sensitivity * calibrator.multiplier(epsilon - 2 * tau, left) * (1 + 1e-12)
+    # A search may err by a hair: the event that is stored never says more than the noise that is added.
+    scale = sensitivity * max(calibrator.multiplier(epsilon - 2 * tau, left), nominal) * (1 + 1e-12)
     spread = scale * math.sqrt(sums.width + 1) if pure else scale
     grid = math.ldexp(0.5, math.frexp(spread / COARSENESS)[1])
     if (sums.reach + LONGEST * (spread + LONGEST * scale)) / grid > 2.0**50:

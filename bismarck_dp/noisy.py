@@ -31,6 +31,9 @@ from .steps import Step
 
 DEFAULT_RADIUS = 10.0
 
+LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-100
+"""Of what privacy loss distributions are asked for: below, their numbers leave the range of doubles."""
+
 RATE_ERROR = 2.0**-50
 """The kernels' waits keep each draw's probability within this factor (udf/kernels/gaps.c)."""
 
@@ -134,6 +137,11 @@ class Poisson(Noisy):
             raise BismarckError(
                 f'algorithm "{self.name}" is private for delta above 0 only',
                 "pass a delta far below 1/n, for example 1e-6, or use bolton or scs13",
+            )
+        if spec.epsilon < LEAST_EPSILON or spec.delta < LEAST_DELTA:
+            raise BismarckError(
+                f"epsilon {spec.epsilon:g} or delta {spec.delta:g} is too small for the accountant of samples",
+                f"use epsilon from {LEAST_EPSILON:g} and delta from {LEAST_DELTA:g}, or scs13",
             )
         steps = -(-n // b) * spec.options["epochs"]
         probability = min(1.0, b / n * (1 + RATE_ERROR))

@@ -29,6 +29,8 @@ FFT. What wraps around from below only adds to delta; what lies above the window
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -472,8 +474,27 @@ NOTHING = Composed(np.zeros(1), np.zeros(1), 1.0, 0.0, 0.0)
 """What is known of any sum."""
 
 
+def _quiet() -> None:
+    """Nobody waits."""
+
+
+_pulse: Callable[[], None] = _quiet
+
+
+@contextmanager
+def pulsing(pulse: Callable[[], None]) -> Iterator[None]:
+    """Calls `pulse` before each composition, the longest thing done here, so that a server can be cancelled."""
+    global _pulse
+    before, _pulse = _pulse, pulse
+    try:
+        yield
+    finally:
+        _pulse = before
+
+
 def compose(pairs: list[Pair], counts: tuple[int, ...], epsilon: float, delta: float, detail: Detail) -> Composed:
     """The sum of `counts` losses of each pair: an upper bound, and close around this epsilon and delta."""
+    _pulse()
     if epsilon > MOST_LOSS:
         return NOTHING
     cap, tail = epsilon + HEADROOM, TAIL * delta / sum(counts)

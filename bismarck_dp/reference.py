@@ -158,10 +158,14 @@ def gradient_of(features: Floats, labels: Floats, rows: npt.ArrayLike, w: Array,
     """The sum of these rows' gradients, each scaled down to the plan's clip."""
     at = np.asarray(rows, dtype=np.int64)
     x, y = features[at].astype(np.float64), labels[at].astype(np.float64)
-    slopes = LOSSES[plan.spec.loss].slope(x @ w, y, plan.loss_param)
-    norms = np.abs(slopes) * np.sqrt((x**2).sum(axis=1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(norms > plan.clip, slopes * (plan.clip / norms), slopes) @ x)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        slopes = LOSSES[plan.spec.loss].slope(x @ w, y, plan.loss_param)
+        most = plan.clip / np.sqrt((x**2).sum(axis=1))
+        if math.isfinite(plan.clip):
+            slopes = np.where(np.isnan(slopes) | np.isinf(most), 0.0, np.clip(slopes, -most, most))
+        elif plan.perturbs == "sums":
+            slopes = np.where(np.isfinite(slopes), slopes, 0.0)
+        return np.asarray(slopes @ x)
 
 
 def snap(values: Array, grid: float) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -85,26 +86,47 @@ def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _number(value: Any) -> float:
+    """A number, as text or as it is; NaN for none."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        raise BismarckError("malformed request", "use the functions named dp_local_*") from None
+
+
+def _object(fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        raise BismarckError("malformed request", "use the functions named dp_local_*")
+    return fields
+
+
 def _local_start(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    fields = _object(fields)
     d = fields.get("d")
     if not isinstance(d, int) or isinstance(d, bool):
         raise BismarckError("d is NULL", "it must be the number of features", "22004")
     if fields.get("epsilon") is None:
         raise BismarckError("epsilon is NULL", "it must be given", "22004")
-    delta = 0.0 if fields["delta"] is None else float(fields["delta"])
-    return {"state": local.start(d, float(fields["epsilon"]), delta, fields["loss"], fields["options"])}
+    loss = fields.get("loss")
+    if not isinstance(loss, str):
+        raise BismarckError("loss is NULL", "it must be given", "22004")
+    delta = 0.0 if fields.get("delta") is None else _number(fields["delta"])
+    return {"state": local.start(d, _number(fields["epsilon"]), delta, loss, fields.get("options"))}
 
 
 def _local_gradient(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     """What a provider's server needs to make a gradient and its noise; her row does not pass through here."""
-    return local.gradient_params(fields["state"], float(fields["epsilon"]), float(fields["delta"]))
+    fields = _object(fields)
+    return local.gradient_params(fields.get("state"), _number(fields.get("epsilon")), _number(fields.get("delta")))
 
 
 def _local_round(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"state": local.learn(fields["state"], fields["sum"], fields["count"])}
+    fields = _object(fields)
+    return {"state": local.learn(fields.get("state"), fields.get("sum"), fields.get("count"))}
 
 
 def _local_register(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    fields = _object(fields)
     name = fields.get("model")
     check_model_name(name if isinstance(name, str) else "")
     return engine.register({"name": name, **local.model(fields.get("state"))})

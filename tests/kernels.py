@@ -160,6 +160,8 @@ def _load() -> Any:
         "dp_exponential_choice": ctypes.c_int,
         "dp_gap_start": ctypes.c_bool,
         "dp_gap": ctypes.c_uint64,
+        "dp_clip_slope": ctypes.c_double,
+        "dp_noised_slope": ctypes.c_double,
         "dp_clip_row": ctypes.c_bool,
     }.items():
         getattr(found, name).restype = result

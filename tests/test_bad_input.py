@@ -299,9 +299,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("request_", MALFORMED)
-@pytest.mark.parametrize("verb", ["train", "explain", "forget", "serve"])
+@pytest.mark.parametrize(
+    "verb",
+    ["train", "explain", "forget", "serve", "local_start", "local_gradient", "local_round", "local_register"],
+)
 def test_malformed_calls_are_refused_in_words(db: Database, sql: Any, verb: str, request_: str) -> None:
-    with pytest.raises(Exception, match=r"malformed request|model is NULL|does not exist|unknown verb") as caught:
+    said = r"malformed request|is NULL|does not exist|unknown verb|not a state|no name"
+    with pytest.raises(Exception, match=said) as caught:
         sql("SELECT bismarck_dp.call(:verb, CAST(:request AS jsonb))", verb=verb, request=request_)
     assert "Traceback" not in str(caught.value)
 

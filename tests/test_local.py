@@ -196,7 +196,7 @@ def test_the_whole_protocol_learns_and_says_whom_it_trusted(db: Database, table:
     assert (model.trust, model.private, model.algorithm, model.epsilon, model.n) == ("local", True, "banco", 10.0, 3000)
     assert model.score(x, y) > 0.75
     assert epsilon_of(Event.from_json(model.event), 0.0, "replace").epsilon == pytest.approx(10.0)
-    assert "noisy gradients only" in model.note
+    assert "noise is added by each provider" in model.note
     central = db.train(rows.name, model="centrally", epsilon=10, algorithm="banco")
     assert central.trust == "central"
     assert db.train(rows.name, model="plainly", algorithm="sgd").trust is None

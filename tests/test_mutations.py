@@ -181,10 +181,17 @@ MUTATIONS = [
         "test_noisy.py::test_sampled_noise_costs_no_more_than_epsilon[60000-50-10-replace]",
     ),
     Mutation(
+        "a slope that is no number",
+        "udf/kernels/vectors.c",
+        "if (isnan(slope) || norm == 0.0)",
+        "if (norm == 0.0)",
+        "test_noisy.py::test_no_slope_leaves_the_clip",
+    ),
+    Mutation(
         "a gradient that is not clipped",
         "udf/kernels/vectors.c",
-        "return norm > clip ? slope * (clip / norm) : slope;",
-        "return norm > clip ? slope : slope;",
+        "return fabs(slope) > most ? copysign(most, slope) : slope;",
+        "return fabs(slope) > 1e9 * most ? copysign(most, slope) : slope;",
         "test_recordplay.py::test_neighbours_stay_within_the_declared_sensitivity",
     ),
     Mutation(

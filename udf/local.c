@@ -85,7 +85,7 @@ negative_gradient(Jsonb *params, const float *row, int width, double *g)
 
     slope = dp_clip_slope(slope, row + 1, width, dp_number(params, "clip"));
     for (int j = 0; j < width; j++)
-        g[j] = isfinite(slope) ? -slope * (double)row[1 + j] : 0.0;
+        g[j] = -slope * (double)row[1 + j];
 }
 
 static Jsonb *

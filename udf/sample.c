@@ -120,6 +120,14 @@ by_step(const Drawn *drawn, uint32 *order)
 
 /* A step without rows is a step all the same: it has its noise. */
 static void
+end_step(Sampling *s)
+{
+    if (!dp_state_solver(s->state)->step(s->state->body, s->pool))
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("there are more steps than planned")));
+    CHECK_FOR_INTERRUPTS();
+}
+
+static void
 fold_drawn(Sampling *s, const Drawn *drawn)
 {
     const DpSolver *solver = dp_state_solver(s->state);
@@ -132,10 +140,10 @@ fold_drawn(Sampling *s, const Drawn *drawn)
             if (at + DP_PREFETCH < drawn->n)
                 dp_row_prefetch(drawn->rows, order[at + DP_PREFETCH]);
             solver->take(s->state->body, (const float *)dp_row_at(drawn->rows, order[at]));
+            if (at % 4096 == 0)
+                CHECK_FOR_INTERRUPTS();
         }
-        if (!solver->step(s->state->body, s->pool))
-            ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("there are more steps than planned")));
-        CHECK_FOR_INTERRUPTS();
+        end_step(s);
     }
     pfree(order);
     pfree(end);
@@ -152,9 +160,17 @@ add_to_rows(const char *row, void *arg)
 static void
 load_rows(DpRows *rows, Size row_bytes, double n, Oid *tables, int parts)
 {
+    MemoryContextReset(rows->context);
     dp_rows_start(rows, rows->context, row_bytes, (Size)n * row_bytes);
     for (int i = 0; i < parts; i++)
         dp_visit_rows(tables[i], row_bytes, add_to_rows, rows);
+}
+
+static void
+check_rows(int64 found, double n)
+{
+    if ((double)found != n)
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("the packed rows do not fit the plan")));
 }
 
 static void
@@ -209,6 +225,27 @@ send_row(const char *row, void *arg)
     s->row++;
 }
 
+/* A range of one step needs no order, and its rows no memory: a step may hold the whole table. */
+static void
+stream_range(Sampling *s, int range)
+{
+    const DpSolver *solver = dp_state_solver(s->state);
+    char *row = palloc(s->row_bytes);
+    int64 step;
+
+    dp_rewind(s->files[range]);
+    for (int64 i = 0; i < s->file_rows[range]; i++) {
+        dp_read_back(s->files[range], &step, sizeof(step));
+        dp_read_back(s->files[range], row, s->row_bytes);
+        solver->take(s->state->body, (const float *)row);
+        if (i % 1024 == 0)
+            CHECK_FOR_INTERRUPTS();
+    }
+    BufFileClose(s->files[range]);
+    pfree(row);
+    end_step(s);
+}
+
 static void
 fold_range(Sampling *s, int range)
 {
@@ -243,7 +280,10 @@ sample_files(Sampling *s, Oid *tables, int parts, double expected)
     for (int i = 0; i < parts; i++)
         dp_visit_rows(tables[i], s->row_bytes, send_row, s);
     for (int i = 0; i < s->ranges; i++)
-        fold_range(s, i);
+        if (first_of_range(s, i + 1) - first_of_range(s, i) == 1)
+            stream_range(s, i);
+        else
+            fold_range(s, i);
 }
 
 /* ---- a pass ---- */
@@ -266,11 +306,14 @@ run_pass(Sampling *s, int64 run, Oid *tables, int parts, Jsonb *params)
 
     start_walk(s, probability);
     if (fit_memory(n, expected, s->row_bytes, s->steps)) {
-        if (rows->n == 0)
+        if ((double)rows->n != n)
             load_rows(rows, s->row_bytes, n, tables, parts);
+        check_rows(rows->n, n);
         sample_memory(s, rows, expected);
-    } else
+    } else {
         sample_files(s, tables, parts, expected);
+        check_rows(s->row, n);
+    }
 }
 
 /* sample(run, tables, params): one pass. params has n, probability, updates: the steps of a pass. */

@@ -206,7 +206,7 @@ banco_fold(void *body, const float *rows, int n, DpPool *pool)
         double slope = loss->slope(dp_dot(WEIGHTS(s), rows + 1, s->d), (double)rows[0], s->loss_param);
 
         memset(GRADIENT(s), 0, (size_t)s->d * sizeof(double));
-        dp_axpy(GRADIENT(s), -dp_clip_slope(slope, rows + 1, s->d, s->clip), rows + 1, s->d);
+        dp_axpy(GRADIENT(s), -dp_noised_slope(&s->noise, slope, rows + 1, s->d, s->clip), rows + 1, s->d);
         dp_noise_add(&s->noise, pool, GRADIENT(s), s->d);
         learn(s);
         s->t++;

@@ -38,8 +38,7 @@
  *
  * What that cannot promise: doubles are not real numbers. Which doubles can come out depends on sigma, and on what the
  * noise is added to; the low bits of a sum can tell two data sets apart (Mironov 2012). So this noise is only for
- * numbers that stay in the server and are followed by an exact release on a grid (noise.c). It is never released
- * itself.
+ * sums that are rounded to a grid together with it (sums.c), and never given away as it is.
  *
  * Squared lengths alone (dp_squared_lengths) take u as above and nothing else: R^2 = -2 ln u. The root of such a number
  * is within 2^-42 of a real one, by what is said of the radius above; and the norm of several such roots is as near to

@@ -47,7 +47,7 @@ extern int dp_loss_index(const DpLoss *loss);
 extern double dp_dot(const double *w, const float *x, int d);
 extern void dp_axpy(double *g, double a, const float *x, int d);
 extern double dp_norm(const double *w, int d);
-extern double dp_clip_slope(double slope, const float *x, int d, double clip); /* |slope x| <= clip, which may be inf */
+extern double dp_clip_slope(double slope, const float *x, int d, double clip); /* finite, and |slope x| <= clip */
 extern void dp_scale(double *a, double factor, int d);
 extern void dp_project(double *w, double radius, int d); /* onto the ball, never onto the sphere */
 
@@ -152,7 +152,7 @@ extern void dp_knorm_noise(DpRandom *r, double scale, DpWide *noise, int d);
 extern void dp_release_gaussian(DpRandom *r, double grid, uint64_t sigma, double *w, int d);
 extern void dp_release_knorm(DpRandom *r, double grid, double scale, double *w, DpWide *room, int d);
 
-/* ---- bulk noise: many numbers at once, for what stays in the server; never released itself (see bulk.c) ---- */
+/* ---- bulk noise: many numbers at once, to be rounded with what they are added to (see bulk.c and sums.c) ---- */
 
 /* The next blocks of 16 words each, as dp_random_u32 would give them; the rest of a begun block is skipped. */
 extern void dp_random_fill(DpRandom *r, uint32_t *out, size_t blocks);
@@ -193,6 +193,8 @@ typedef struct DpPool {
 } DpPool;
 
 extern const char *dp_noise_start(DpNoise *noise, const DpParams *params, int d); /* NULL, or what is wrong */
+extern double dp_noised_slope(const DpNoise *noise, double slope, const float *x, int d,
+                              double clip); /* clipped if it can be */
 extern void dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d);
 
 /* ---- the bet of BANCO: 1/(2a) int_{-a}^{a} u exp(u x - u^2 y) du, cut to +-1e280; y >= 0, a > 0 (banco.c) ---- */

@@ -191,10 +191,11 @@ add_row(Sgd *s, const DpLoss *loss, const float *row)
 {
     double y = (double)row[0];
     double z = dp_dot(WEIGHTS(s), row + 1, s->d);
+    double slope = loss->slope(z, y, s->loss_param);
 
     if (s->track)
         s->loss_sum += loss->value(z, y, s->loss_param);
-    dp_axpy(GRADIENT(s), dp_clip_slope(loss->slope(z, y, s->loss_param), row + 1, s->d, s->clip), row + 1, s->d);
+    dp_axpy(GRADIENT(s), dp_noised_slope(&s->noise, slope, row + 1, s->d, s->clip), row + 1, s->d);
 }
 
 static bool

@@ -150,6 +150,15 @@ chi(DpPool *pool, int n)
     return sqrt(square);
 }
 
+/* A loss is bounded, but its slope at weights beyond all numbers may be none: then the row has no gradient. */
+double
+dp_noised_slope(const DpNoise *noise, double slope, const float *x, int d, double clip)
+{
+    if (isfinite(clip))
+        return dp_clip_slope(slope, x, d, clip);
+    return noise->mechanism == DP_NO_NOISE || isfinite(slope) ? slope : 0.0;
+}
+
 void
 dp_noise_add(const DpNoise *noise, DpPool *pool, double *sum, int d)
 {

@@ -69,13 +69,19 @@ row_norm(const float *x, int d)
     return sqrt(sum_lanes(lane) + rest);
 }
 
-/* A gradient slope x of norm above the clip is scaled down to it. */
+/*
+ * A gradient slope x of norm above the clip is scaled down to it. Weights may be anything that noise and steps make of
+ * them, so the slope may be infinite or no number: the result never is, nor is it rounded up by a quotient too small
+ * for a double.
+ */
 double
 dp_clip_slope(double slope, const float *x, int d, double clip)
 {
-    double norm = isfinite(clip) ? fabs(slope) * row_norm(x, d) : 0.0;
+    double norm = row_norm(x, d), most = clip / norm;
 
-    return norm > clip ? slope * (clip / norm) : slope;
+    if (isnan(slope) || norm == 0.0)
+        return 0.0;
+    return fabs(slope) > most ? copysign(most, slope) : slope;
 }
 
 DP_VECTORISED void
