@@ -99,7 +99,9 @@ def _epochs(engine: Engine, packed: Packed, plan: Plan, progress: Progress) -> t
 
 
 def _check_finite(weights: list[float], plan: Plan) -> None:
-    """Only a step that no private algorithm accepts makes weights grow without bound."""
+    """Only a long step makes weights grow without bound. bolton accepts none; with noise on sums, whether it happens
+    depends on noisy sums alone, and says no more about a row than they do.
+    """
     if not all(math.isfinite(weight) for weight in weights):
         raise BismarckError(
             f"training diverged with a first step of {plan.schedule.step.first:g}", "use a smaller step or a radius"
