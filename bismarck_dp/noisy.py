@@ -24,6 +24,7 @@ from .banco import Bet
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial
+from .plan import Plan
 from .sensitivity import Pulse, Schedule
 from .sgd import Private, Setting, replace_options
 from .spec import Spec
@@ -112,6 +113,12 @@ class Poisson(Noisy):
     """
 
     options = Noisy.options - {"workers", "shuffle"}
+
+    def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
+        from .poisson import pulsing  # others' plans need not load it
+
+        with pulsing(pulse):
+            return super().plan(spec, n, d, pulse)
 
     def _schedule(self, setting: Setting) -> Schedule:
         options = setting.spec.options

@@ -6,7 +6,6 @@ from .bolton import Bolton
 from .errors import BismarckError
 from .noisy import Banco, Bst14, Dpsgd, Scs13
 from .plan import Plan
-from .poisson import pulsing
 from .sensitivity import Pulse
 from .sgd import Sgd
 from .spec import Spec
@@ -26,5 +25,4 @@ def make_plan(spec: Spec, n: int, d: int, pulse: Pulse = lambda: None) -> Plan:
         raise BismarckError("the rows have no features", "name a non-empty array column, or numeric columns")
     if d > MOST_FEATURES:
         raise BismarckError(f"the rows have {d} features", f"at most {MOST_FEATURES} are supported")
-    with pulsing(pulse):
-        return SOLVERS[spec.algorithm].plan(spec, n, d, pulse)
+    return SOLVERS[spec.algorithm].plan(spec, n, d, pulse)
