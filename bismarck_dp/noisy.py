@@ -120,18 +120,8 @@ class Poisson(Noisy):
         with pulsing(pulse):
             return super().plan(spec, n, d, pulse)
 
-    def _schedule(self, setting: Setting) -> Schedule:
-        options = setting.spec.options
-        return Schedule(
-            n=setting.n,
-            batch_size=setting.batch_size,
-            passes=options["epochs"],
-            workers=1,
-            average=options["average"],
-            shuffle="poisson",
-            step=self._step(setting),
-            penalty=setting.penalty,
-        )
+    def _shuffle(self, options: dict[str, Any]) -> str:
+        return "poisson"
 
     def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
         return self._noise(setting)

@@ -122,10 +122,14 @@ class Sgd:
             passes=options["epochs"],
             workers=self._workers(options["workers"], setting.n),
             average=options["average"],
-            shuffle=options["shuffle"],
+            shuffle=self._shuffle(options),
             step=self._step(setting),
             penalty=setting.penalty,
         )
+
+    def _shuffle(self, options: dict[str, Any]) -> str:
+        """How rows come to batches."""
+        return str(options["shuffle"])
 
     def _batch_size(self, asked: int | None, n: int) -> int:
         if asked is not None and asked > n:

@@ -63,6 +63,10 @@ extern bool dp_has(Jsonb *params, const char *key);
 extern char *dp_word(Jsonb *params, const char *key);
 extern DpParams dp_params(Jsonb *params);
 
+/* ---- aggregates (epoch.c) ---- */
+
+extern MemoryContext dp_aggregate_context(FunctionCallInfo fcinfo); /* an error outside of one */
+
 /* ---- releases (release.c) ---- */
 
 extern void dp_perturb(Jsonb *noise, double *w, int d); /* by the mechanism that noise names: exact, on its grid */

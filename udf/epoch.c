@@ -30,8 +30,8 @@ typedef struct Pass {
     DpPool *pool;
 } Pass;
 
-static MemoryContext
-aggregate_context(FunctionCallInfo fcinfo)
+MemoryContext
+dp_aggregate_context(FunctionCallInfo fcinfo)
 {
     MemoryContext context;
 
@@ -54,7 +54,7 @@ begin_pass(MemoryContext context, DpState *start, int part)
 Datum
 dp_epoch_step(PG_FUNCTION_ARGS)
 {
-    MemoryContext context = aggregate_context(fcinfo);
+    MemoryContext context = dp_aggregate_context(fcinfo);
     Pass *pass;
     DpState *state;
     struct varlena *rows;
@@ -87,7 +87,7 @@ dp_epoch_final(PG_FUNCTION_ARGS)
 {
     DpState *state;
 
-    aggregate_context(fcinfo);
+    dp_aggregate_context(fcinfo);
     if (PG_ARGISNULL(0))
         ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("a partition has no blocks")));
     state = ((Pass *)PG_GETARG_POINTER(0))->state;
@@ -98,7 +98,7 @@ dp_epoch_final(PG_FUNCTION_ARGS)
 Datum
 dp_merge_step(PG_FUNCTION_ARGS)
 {
-    MemoryContext context = aggregate_context(fcinfo);
+    MemoryContext context = dp_aggregate_context(fcinfo);
     DpState *other = dp_state_checked(PG_GETARG_DATUM(1));
     DpState *state;
 
@@ -117,7 +117,7 @@ dp_merge_final(PG_FUNCTION_ARGS)
 {
     DpState *state;
 
-    aggregate_context(fcinfo);
+    dp_aggregate_context(fcinfo);
     if (PG_ARGISNULL(0))
         PG_RETURN_NULL();
     state = (DpState *)PG_GETARG_POINTER(0);

@@ -127,16 +127,6 @@ typedef struct Round {
     double sum[FLEXIBLE_ARRAY_MEMBER];
 } Round;
 
-static MemoryContext
-aggregate_context(FunctionCallInfo fcinfo)
-{
-    MemoryContext context;
-
-    if (!AggCheckCallContext(fcinfo, &context))
-        ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED), errmsg("callable inside an aggregate only")));
-    return context;
-}
-
 static Round *
 start_round(MemoryContext context, Jsonb *state, int width)
 {
@@ -167,7 +157,7 @@ add_gradient(Round *round, ArrayType *gradient)
 Datum
 dp_local_add(PG_FUNCTION_ARGS)
 {
-    MemoryContext context = aggregate_context(fcinfo);
+    MemoryContext context = dp_aggregate_context(fcinfo);
     Jsonb *state;
     Round *round;
 
@@ -194,7 +184,7 @@ dp_local_final(PG_FUNCTION_ARGS)
     StringInfoData request;
     Round *round;
 
-    aggregate_context(fcinfo);
+    dp_aggregate_context(fcinfo);
     if (PG_ARGISNULL(0))
         PG_RETURN_NULL();
     round = (Round *)PG_GETARG_POINTER(0);
