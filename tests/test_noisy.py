@@ -485,6 +485,21 @@ def test_arithmetic_costs_little_and_is_paid_for() -> None:
         assert spread / 16 < plan.noise.grid <= spread / 8
 
 
+@pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
+def test_the_rounding_of_large_sums_is_paid_for(adjacency: str) -> None:
+    """Ten million rows in a batch: partial sums round to 2^-53 of themselves, with the differing row and without."""
+    n = 10_000_000
+    rounding = 2.0**-53 * n**2
+    assert rounding > 0.01
+    jumps = 2 if adjacency == "replace" else 1
+    for algorithm in ("scs13", "dpsgd"):
+        plan = planned(algorithm, "hinge", n, 3, adjacency=adjacency, batch_size=n, epochs=1)
+        assert plan.sensitivity is not None
+        assert plan.sensitivity >= jumps * (1 + rounding)
+        exact = Gaussians().multiplier(2.0, 1e-6) * jumps
+        assert plan.noise.scale >= exact * (1 + rounding)
+
+
 def test_samples_hardly_ever_exceed_their_bound() -> None:
     for n, q, times in product((100, 100_000), (0.01, 0.3), (1, 10_000)):
         most = most_of_binomial(n, q, times, 1.0, 1e-6)

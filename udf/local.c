@@ -7,8 +7,8 @@
  *
  * The state is public and comes from somebody the provider does not trust. Whatever it says, her gradient is clipped to
  * the bound that the noise covers: bound and noise are worked out on her side, from the epsilon and delta that she
- * gives. The noise is sampled as for a released model. A row that is no row (NULL, not finite, an unknown
- * label) answers with noise alone.
+ * gives. The noise is sampled as for a released model. A row that is no row (NULL, not finite, an unknown label)
+ * answers with noise alone.
  */
 #include "bismarck_dp.h"
 

@@ -15,8 +15,10 @@
  * CLAIM. Let each coordinate of (sum + Z) as computed be within e of that with real noise. Then the probability of
  * every grid point is within a factor exp(+-tau) of the real one, tau being for d coordinates
  *
- *     Gaussian:  sum over coordinates of  2 e / (g - 2 e) + e (|z| + 2 g) / sigma^2,   z the real noise of the
- * coordinate; K-norm:    2 d e / (g - 2 e) + e sqrt(d) / scale.
+ *     Gaussian:  the sum over coordinates of  2 e / (g - 2 e) + e (|z| + 2 g) / sigma^2
+ *     K-norm:    2 d e / (g - 2 e) + e sqrt(d) / scale
+ *
+ * where z is the real noise of a coordinate.
  *
  * Proof. The result is k only if the real noisy sum lies in k's cube of side g grown by e on each side, and it is k if
  * that lies in the cube shrunk by e. Stretching a side from its middle by 1 +- 2 e / g changes its length by that
