@@ -380,9 +380,7 @@ def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
             (gaussian if isinstance(leaf, GaussianDpEvent) else rest)[leaf] += count
     if sampled:
         return _with_sampling(sampled, gaussian, rest, delta, adjacency)
-    if gaussian and not rest:
-        return _gaussian_cost(gaussian, delta)
-    return _unsampled_cost(gaussian + rest, delta)
+    return _unsampled_cost(gaussian, rest, delta)
 
 
 def _gaussian_cost(gaussian: Counter[Event], delta: float) -> Cost:
@@ -390,12 +388,26 @@ def _gaussian_cost(gaussian: Counter[Event], delta: float) -> Cost:
     return Cost(gaussian_epsilon(1 / math.sqrt(2 * _total_rho(gaussian)), delta), name)
 
 
-def _unsampled_cost(every: Counter[Event], delta: float) -> Cost:
-    zcdp = Cost(zcdp_epsilon(_total_rho(every), delta), "zcdp")
-    if not all(isinstance(leaf, LaplaceDpEvent) for leaf in every):
-        return zcdp
-    pure = Cost(sum(count / leaf.noise_multiplier for leaf, count in every.items()), "pure")  # type: ignore[attr-defined]
-    return pure if pure.epsilon <= zcdp.epsilon else zcdp
+def _unsampled_cost(gaussian: Counter[Event], rest: Counter[Event], delta: float) -> Cost:
+    """The least of: all by zCDP; Laplace noise by itself, which is pure, and what is left beside it."""
+    costs = [_zcdp_cost(gaussian + rest, delta)]
+    laplace: Counter[Event] = Counter({e: count for e, count in rest.items() if isinstance(e, LaplaceDpEvent)})
+    pure = _pure_epsilon(laplace)
+    left = gaussian + rest - laplace
+    if not left:
+        costs.append(Cost(pure, "pure"))
+    else:
+        beside = _gaussian_cost(left, delta) if left == gaussian else _zcdp_cost(left, delta)
+        costs.append(Cost(beside.epsilon + pure, f"{beside.accountant}+pure") if laplace else beside)
+    return min(reversed(costs), key=lambda cost: cost.epsilon)
+
+
+def _pure_epsilon(laplace: Counter[Event]) -> float:
+    return float(sum(count / leaf.noise_multiplier for leaf, count in laplace.items()))  # type: ignore[attr-defined]
+
+
+def _zcdp_cost(every: Counter[Event], delta: float) -> Cost:
+    return Cost(zcdp_epsilon(_total_rho(every), delta), "zcdp")
 
 
 def _total_rho(every: Counter[Event]) -> float:
@@ -419,10 +431,12 @@ def _with_sampling(
     steps = tuple(poisson.Step(*part) for part in sorted(sampled + plain))
     if not rest:
         return Cost(poisson.epsilon(steps, adjacency, delta), "pld")
-    beside = _unsampled_cost(rest, delta / 2)
+    beside = _unsampled_cost(Counter(), rest, delta / 2)
     costs = []
     if all(isinstance(leaf, LaplaceDpEvent) for leaf in rest):
-        costs.append(Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(rest, 0.0).epsilon, "pld+pure"))
+        costs.append(
+            Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(Counter(), rest, 0.0).epsilon, "pld+pure")
+        )
     if beside.accountant == "zcdp":
         costs.append(Cost(poisson.epsilon(steps, adjacency, delta / 2) + beside.epsilon, "pld+zcdp"))
     return min(costs, key=lambda cost: cost.epsilon)
@@ -580,6 +594,40 @@ class ZcdpSum:
             return gaussians
         each = ZCDpEvent(selection_rho(self.selection(multiplier)))
         return ComposedDpEvent((gaussians, _repeated(each, self.selections)))
+
+
+@dataclass(frozen=True)
+class PureSum:
+    """`count` Laplace releases and `selections` exponential mechanisms, which get `share` of epsilon; they add up.
+
+    Claim: an exponential mechanism that is e-DP is dominated by Laplace noise of scale 1/e, and is priced as such.
+    Proof: its log odds lie in an interval [t - e, t] (bounded range), so its hockey-stick divergence at x is at most
+    that of the two ends, of which t has probability (exp(e) - exp(t)) / (exp(e) - 1) (Dong, Durfee and Rogers 2020).
+    Over all t that is at most (1 - s)^2 / (1 - exp(-e)) with s = exp((x - e) / 2), at t = (e + x) / 2. Laplace noise
+    has 1 - s for x between -e and e, which is no less: 1 - s <= 1 - exp(-e).
+    """
+
+    count: int
+    selections: int
+    share: float
+
+    accountant: ClassVar[str] = "pure"
+
+    def multiplier(self, epsilon: float, delta: float = 0.0) -> float:
+        _check_privacy(epsilon, delta, pure=True)
+        return self.count / ((1 - self.share) * epsilon)
+
+    def epsilon(self, multiplier: float, delta: float = 0.0) -> float:
+        return self.count / (multiplier * (1 - self.share))
+
+    def selection(self, multiplier: float) -> float:
+        """The epsilon of each selection beside Laplace noise of this multiplier."""
+        return self.share * self.epsilon(multiplier) / self.selections
+
+    def event(self, multiplier: float) -> Event:
+        each = LaplaceDpEvent(1 / self.selection(multiplier))
+        values = _repeated(LaplaceDpEvent(multiplier), self.count)
+        return ComposedDpEvent((values, _repeated(each, self.selections)))
 
 
 def _repeated(event: Event, count: int) -> Event:

@@ -18,6 +18,8 @@ from .accounting import (
     Laplaces,
     NonPrivateDpEvent,
     PoissonGaussians,
+    PureSum,
+    ZcdpSum,
     gaussian_multiplier,
 )
 from .errors import BismarckError
@@ -225,7 +227,7 @@ def calibrate_sums(
     sensitivity: float,
     epsilon: float,
     delta: float,
-    calibrator: Gaussians | Laplaces | PoissonGaussians,
+    calibrator: Gaussians | Laplaces | PoissonGaussians | ZcdpSum | PureSum,
 ) -> Noise:
     """Noise for every sum of a run, such that what the calibrator says of all of them is (epsilon, delta)-DP with
     arithmetic paid for: from computed to real noise, across the neighbours, and back costs 2 tau of epsilon and, at
@@ -235,7 +237,7 @@ def calibrate_sums(
     The errors are bounded at the noise that the full epsilon asks for: what is left of it asks for more.
     """
     nominal = calibrator.multiplier(epsilon, delta)
-    pure = isinstance(calibrator, Laplaces)
+    pure = isinstance(calibrator, (Laplaces, PureSum))
     t = 0.0 if pure else math.log(1e6 / delta) + _log1p_exp(epsilon)
     scale = sensitivity * nominal
     excess = sums.knorm_excess(scale) if pure else sums.gaussian_excess(scale, t)

@@ -33,6 +33,8 @@ class Model:
     noise_scale: float | None
     mechanism: str
     adjacency: str | None
+    support: npt.NDArray[np.int64] | None
+    """places of the weights that are not zero, counted from 0 as NumPy does (the database counts from 1)"""
     trust: str | None
     passes: float
     seconds: float
@@ -53,6 +55,8 @@ class Model:
         values = dict(row)
         for name in ("weights", "intercept", "classes"):
             values[name] = np.array(values[name], dtype=np.float64)
+        if values["support"] is not None:
+            values["support"] = np.array(values["support"], dtype=np.int64) - 1
         # JSON writes a whole number without its point.
         for name in ("epsilon", "delta", "sensitivity", "noise_scale", "passes", "seconds", "feature_bound"):
             values[name] = None if values[name] is None else float(values[name])

@@ -29,11 +29,15 @@ class Plan:
     """of what noise is added to: the weights, or the sum of a batch"""
     noise: Noise
     perturbs: str
-    """nothing, output or sums"""
+    """nothing, output, sums or coordinates"""
+    layout: str
+    """of the packed copy: rows or columns"""
     private: bool
     notes: tuple[str, ...]
     extra: dict[str, Any]
     """numbers that only this solver's kernel reads"""
+    details: dict[str, Any]
+    """what only this solver has to explain"""
 
     @property
     def width(self) -> int:
@@ -87,6 +91,10 @@ class Plan:
         """What a pass over Poisson samples reads."""
         return {"n": self.n, "probability": self.schedule.probability, "updates": self.schedule.updates(self.n)}
 
+    def column_params(self) -> dict[str, Any]:
+        """What a pass over columns reads: labels have a column of their own where they are not folded into the data."""
+        return {"n": self.n, "labels": not LOSSES[self.spec.loss].classification}
+
     def pack_params(self) -> dict[str, Any]:
         """What packing reads: the shape, the bounds, what labels mean and, in a test, the seed.
 
@@ -128,8 +136,8 @@ class Plan:
             "smoothness": self.smoothness,
             "strong_convexity": schedule.penalty.strong_convexity,
             "feature_bound": self.spec.options["feature_bound"],
-            "passes": schedule.passes,
-            "updates": max(schedule.updates(rows) for rows in schedule.part_sizes()) * schedule.passes,
+            "passes": schedule.data_passes(schedule.passes),
+            "updates": schedule.total_updates,
             "batch_size": schedule.batch_size,
             "sampling_probability": schedule.probability,
             "clip": self.clip if math.isfinite(self.clip) else None,
@@ -138,6 +146,8 @@ class Plan:
             "average": schedule.average,
             "shuffle": schedule.shuffle,
             "workers": schedule.workers,
+            "selection_epsilon": self.details.get("selection_epsilon"),
+            "constants_epsilon": self.details.get("constants_epsilon"),
             "note": self.note,
         }
 

@@ -75,6 +75,15 @@ class Schedule:
         """Updates per pass of a partition."""
         return -(-rows // self.batch_size)
 
+    @property
+    def total_updates(self) -> int:
+        """Of a partition, in all passes."""
+        return max(self.updates(rows) for rows in self.part_sizes()) * self.passes
+
+    def data_passes(self, done: int) -> float:
+        """How often the data is read in so many passes."""
+        return done
+
     def iterate_weight(self, rows: int, j: int) -> float:
         """The weight of each iterate of pass j (from 0) of a partition in the released average."""
         share = rows / self.n / self.updates(rows)

@@ -16,7 +16,7 @@ from .mechanisms import NO_NOISE, Noise
 from .penalties import L2
 from .plan import Plan
 from .sensitivity import Pulse, Schedule
-from .spec import OPTIONS, Spec
+from .spec import COORDINATE, OPTIONS, Spec
 from .steps import Step
 
 STEP_EXPONENT = 0.5
@@ -61,7 +61,11 @@ class Sgd:
     private = False
     perturbs = "nothing"
     """what noise is added to: nothing, the output alone, or the sum of every batch"""
-    options: frozenset[str] = frozenset(OPTIONS)
+    layout = "rows"
+    """how packed copies are laid out: rows, or columns"""
+    selects = False
+    """whether weights may stay zero, so that a model has a support to show"""
+    options: frozenset[str] = frozenset(OPTIONS) - COORDINATE
 
     def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
         setting = self.setting(spec, n, d)
@@ -81,9 +85,11 @@ class Sgd:
             sensitivity=sensitivity,
             noise=noise,
             perturbs=self.perturbs,
+            layout=self.layout,
             private=self.private and spec.options["seed"] is None,
             notes=tuple(self._notes(setting.spec, n)),
             extra=self._extra(setting, noise),
+            details=self._details(setting),
         )
 
     def _with_defaults(self, spec: Spec) -> Spec:
@@ -121,7 +127,7 @@ class Sgd:
             batch_size=setting.batch_size,
             passes=options["epochs"],
             workers=self._workers(options["workers"], setting.n),
-            average=options["average"],
+            average=options["average"] or "none",
             shuffle=self._shuffle(options),
             step=self._step(setting),
             penalty=setting.penalty,
@@ -168,6 +174,10 @@ class Sgd:
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
         """Numbers that only this solver's kernel reads."""
+        return {}
+
+    def _details(self, setting: Setting) -> dict[str, Any]:
+        """What only this solver has to explain."""
         return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .bolton import Bolton
+from .coordinates import Cd, Dpcd, Dpgcd, Gcd
 from .errors import BismarckError
 from .noisy import Banco, Bst14, Dpsgd, Scs13
 from .plan import Plan
@@ -12,7 +13,7 @@ from .spec import Spec
 
 MOST_FEATURES = 1_000_000
 
-_ALL: list[Sgd] = [Sgd(), Bolton(), Scs13(), Bst14(), Dpsgd(), Banco()]
+_ALL: list[Sgd] = [Sgd(), Bolton(), Scs13(), Bst14(), Dpsgd(), Banco(), Cd(), Dpcd(), Gcd(), Dpgcd()]
 
 SOLVERS: dict[str, Sgd] = {solver.name: solver for solver in _ALL}
 

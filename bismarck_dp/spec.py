@@ -95,6 +95,16 @@ def _step(name: str, value: Any) -> float | str:
     return _number(high=sys.float_info.max)(name, value)
 
 
+def _constants(name: str, value: Any) -> float | list[float]:
+    """One number for all features, or one for each."""
+    parse = _number()
+    if not isinstance(value, (list, tuple)):
+        return parse(name, value)
+    if not value:
+        raise _refuse(name, value, "a number, or one for each feature")
+    return [parse(name, number) for number in value]
+
+
 def _classes(name: str, value: Any) -> list[float]:
     wanted = "two different numbers, the negative class first"
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -126,8 +136,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "average": Option(
         _word("none", "all", "suffix"),
-        "none",
-        "release the last iterate, the mean of all, or of the last pass",
+        None,
+        "release the last iterate (none), the mean of all, or of the last pass",
         (None, "all", "suffix"),
     ),
     "shuffle": Option(
@@ -158,10 +168,30 @@ OPTIONS: dict[str, Option] = {
     "tolerance": Option(
         _number(), None, "stop when the loss improves by less than this share (not private)", (None, 0.1)
     ),
+    "l1": Option(_number(zero=True), 0.0, "L1 regularisation: weights of little use become 0", (None, 0.02)),
+    "box": Option(_number(), math.inf, "keep every weight between minus this and this", (None, 0.3)),
+    "iterations": Option(
+        _whole(1, 1_000_000), None, "cd: rounds of coordinate steps; gcd: passes, each with one choice", (1, 3)
+    ),
+    "inner_iterations": Option(
+        _whole(1, 10**9), None, "cd: coordinate steps in a round; default one for each weight", (None, 5)
+    ),
+    "rule": Option(_word("gs-s", "gs-r", "gs-q"), "gs-r", "what makes a coordinate the best", (None, "gs-s", "gs-q")),
+    "top": Option(_whole(1, 1_000_000), 1, "gcd: coordinates chosen and moved in each pass", (None, 2)),
+    "constants": Option(
+        _constants, None, "smoothness along each weight, M_j: a number for all, or a list", (None, 0.2)
+    ),
+    "private_constants": Option(
+        _number(1e-6, 0.99), None, "share of epsilon spent on measuring the constants M_j", (None, 0.2)
+    ),
     "seed": Option(
         _whole(-(2**53), 2**53), None, "for tests by the table's owner: a known seed voids privacy", (None,)
     ),
 }
+
+
+COORDINATE = frozenset({"l1", "box", "iterations", "inner_iterations", "rule", "top", "constants", "private_constants"})
+"""Options of solvers that move one weight at a time."""
 
 
 def parse_options(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:

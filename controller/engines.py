@@ -92,12 +92,20 @@ class Engine(ABC):
     def pack(self, request: Request, plan: Plan) -> Packed:
         """Packs the source, and makes room for a second copy where each pass has an order of its own."""
         run = self.one(queries.next_run())["run"]
+        if plan.layout == "columns":
+            return self._pack_columns(run, request, plan)
         copies = 2 if plan.schedule.shuffle == "each_pass" else 1
         tables, *spare = [queries.table_names(run, copy, plan.schedule.workers) for copy in range(copies)]
         for table in [*tables, *(spare[0] if spare else [])]:
             self.send(queries.create_blocks(table, plan.width))
         query = queries.pack(request.source, request.label, request.features, tables, plan.pack_params())
         return Packed(run, self.one(query)["rows"], tables, spare[0] if spare else [])
+
+    def _pack_columns(self, run: int, request: Request, plan: Plan) -> Packed:
+        (table,) = queries.table_names(run, 0, 1)
+        self.send(queries.create_blocks(table, 1))
+        query = queries.pack_columns(request.source, request.label, request.features, table, plan.pack_params())
+        return Packed(run, self.one(query)["rows"], [table], [])
 
     def repack(self, packed: Packed, plan: Plan, done: int) -> Packed:
         """The same rows in a fresh order; the two copies take turns, so that locks and disk do not grow with passes."""
@@ -108,7 +116,9 @@ class Engine(ABC):
         self.send(queries.begin(packed.run, plan.kernel, plan.width, plan.kernel_params()))
 
     def epoch(self, packed: Packed, plan: Plan) -> None:
-        if plan.schedule.shuffle == "poisson":
+        if plan.layout == "columns":
+            self.send(queries.descend(packed.run, packed.tables[0], plan.column_params()))
+        elif plan.schedule.shuffle == "poisson":
             self.send(queries.sample(packed.run, packed.tables, plan.sample_params()))
         else:
             self.send(queries.epoch(packed.run, packed.tables))

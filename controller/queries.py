@@ -23,7 +23,7 @@ class Query:
 
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
-    "adjacency, trust, passes, seconds, private, note, source, label, features, feature_bound, options, plan, event"
+    "adjacency, support, trust, passes, seconds, private, note, source, label, features, feature_bound, options, plan, event"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128
@@ -88,6 +88,14 @@ def pack(source: int, label: str, features: list[str], tables: list[str], params
     )
 
 
+def pack_columns(source: int, label: str, features: list[str], table: str, params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.pack_columns($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
+        " $4::pg_catalog.text::pg_catalog.regclass, $5::pg_catalog.jsonb) AS rows",
+        (str(source), label, features, table, as_json(params)),
+    )
+
+
 def repack(old: list[str], new: list[str], params: dict[str, Any]) -> Query:
     return Query(
         "SELECT bismarck_dp.repack($1::pg_catalog.text[]::pg_catalog.regclass[],"
@@ -121,6 +129,15 @@ def sample(run: int, tables: list[str], params: dict[str, Any]) -> Query:
         "SELECT bismarck_dp.sample($1::pg_catalog.int8, $2::pg_catalog.text[]::pg_catalog.regclass[],"
         " $3::pg_catalog.jsonb)",
         (str(run), tables, as_json(params)),
+    )
+
+
+def descend(run: int, table: str, params: dict[str, Any]) -> Query:
+    """One round of coordinate steps."""
+    return Query(
+        "SELECT bismarck_dp.descend($1::pg_catalog.int8, $2::pg_catalog.text::pg_catalog.regclass,"
+        " $3::pg_catalog.jsonb)",
+        (str(run), table, as_json(params)),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.plan import Plan
-from bismarck_dp.solvers import make_plan
+from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import OPTIONS
 
 from .engines import Engine, Packed, Request, Shape
@@ -59,6 +59,13 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
     for note in plan.notes if request.spec.epsilon is not None else ():
         engine.warn(note)
     return engine.register(_model(request, source, plan, shape, weights, passes, time.monotonic() - started))
+
+
+def _support(weights: list[float], plan: Plan) -> list[int] | None:
+    """Positions of weights that are not zero, counted from 1 as SQL does; None where hardly any is ever zero."""
+    if SOLVERS[plan.spec.algorithm].selects:
+        return [j for j, weight in enumerate(weights[: plan.d], 1) if weight != 0]
+    return None
 
 
 def explain(engine: Engine, request: Request) -> dict[str, Any]:
@@ -118,7 +125,8 @@ def _model(
         "weights": weights[: plan.d],
         "intercept": weights[plan.d :],
         "classes": shape.classes,
-        "passes": passes,
+        "support": _support(weights, plan),
+        "passes": plan.schedule.data_passes(passes),
         "seconds": seconds,
         "private": plan.private,
         "note": plan.note,

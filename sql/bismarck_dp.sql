@@ -26,6 +26,7 @@ CREATE TABLE bismarck_dp.model (
     noise_scale   float8,
     mechanism     text NOT NULL,
     adjacency     text,
+    support       int[],                  -- positions of weights that are not 0, for cd, gcd and their private versions
     trust         text,                   -- who adds the noise: central (this server) or local (each provider)
     passes        float8 NOT NULL,
     seconds       float8 NOT NULL,
@@ -100,6 +101,9 @@ CREATE FUNCTION bismarck_dp.pack(source regclass, label text, features text[], t
 CREATE FUNCTION bismarck_dp.repack(sources regclass[], targets regclass[], params jsonb)
     RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_repack';
 
+CREATE FUNCTION bismarck_dp.pack_columns(source regclass, label text, features text[], target regclass, params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_pack_columns';
+
 CREATE FUNCTION bismarck_dp.begin(run bigint, solver text, d int, params jsonb)
     RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_begin';
 
@@ -124,6 +128,9 @@ CREATE FUNCTION bismarck_dp.fold(run bigint, query text)
 
 CREATE FUNCTION bismarck_dp.sample(run bigint, tables regclass[], params jsonb)
     RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_sample';
+
+CREATE FUNCTION bismarck_dp.descend(run bigint, columns regclass, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_descend';
 
 CREATE FUNCTION bismarck_dp.objective(run bigint)
     RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_objective';

@@ -52,6 +52,8 @@ extern DpState *dp_state_of_run(int64 run);
 extern void dp_state_keep(int64 run, const DpState *state);
 extern void dp_state_forget(int64 run);
 extern struct DpRows *dp_rows_of_run(int64 run); /* room for the packed rows, until the run ends; empty at first */
+extern struct DpColumns **dp_columns_of_run(int64 run,
+                                            MemoryContext *context); /* the same for columns; NULL at first */
 extern DpState *dp_state_copy(MemoryContext context, const DpState *state);
 extern void dp_state_begin_pass(DpState *state, int part);
 extern void dp_state_check_complete(const DpState *state);
@@ -114,7 +116,13 @@ typedef struct DpCoding {
 extern DpCoding dp_coding(Jsonb *params);
 extern void dp_code_row(const DpCoding *coding, double y, const double *x, int d, float *row);
 
+/* What a block may hold that shares its heap page with no other. */
+#define DP_PAGE_BYTES (MaxHeapTupleSize - MAXALIGN(SizeofHeapTupleHeader) - sizeof(int32) - VARHDRSZ)
+
 typedef void (*DpVisit)(const char *row, void *arg);
+
+extern int64 dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg); /* the number of rows */
+extern int dp_packed_width(Jsonb *params); /* features, and the intercept */
 
 extern Oid *dp_oids_of(ArrayType *array, int *n);
 extern Size dp_allowed_memory(void);
@@ -124,9 +132,11 @@ extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg);
 
 #define DP_STREAM_ORDER 1 /* plus the pass, for a fresh order */
 #define DP_STREAM_NOISE ((uint64_t)1 << 32)
-#define DP_STREAM_SUMS ((uint64_t)1 << 33)    /* plus 256 times the pass, plus the partition */
-#define DP_STREAM_SQUARES ((uint64_t)3 << 33) /* the same */
-#define DP_STREAM_SAMPLE ((uint64_t)1 << 34)  /* plus the pass */
+#define DP_STREAM_SUMS ((uint64_t)1 << 33)        /* plus 256 times the pass, plus the partition */
+#define DP_STREAM_SQUARES ((uint64_t)3 << 33)     /* the same */
+#define DP_STREAM_SAMPLE ((uint64_t)1 << 34)      /* plus the pass */
+#define DP_STREAM_CHOICES ((uint64_t)5 << 33)     /* plus 256 times the pass */
+#define DP_STREAM_COORDINATES ((uint64_t)7 << 33) /* plus the pass */
 
 extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
 extern void dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream);

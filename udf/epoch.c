@@ -45,6 +45,8 @@ begin_pass(MemoryContext context, DpState *start, int part)
 {
     Pass *pass = MemoryContextAlloc(context, sizeof(Pass));
 
+    if (dp_state_solver(start)->fold == NULL)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run reads columns, not rows")));
     pass->state = dp_state_copy(context, start);
     pass->pool = dp_pool_of_state(context, pass->state, part);
     dp_state_begin_pass(pass->state, part);
@@ -102,6 +104,8 @@ dp_merge_step(PG_FUNCTION_ARGS)
     DpState *other = dp_state_checked(PG_GETARG_DATUM(1));
     DpState *state;
 
+    if (dp_state_solver(other)->merge == NULL)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run reads columns, not rows")));
     if (PG_ARGISNULL(0)) {
         state = dp_state_copy(context, other);
         dp_state_solver(state)->weigh(state->body);
@@ -115,13 +119,13 @@ dp_merge_step(PG_FUNCTION_ARGS)
 Datum
 dp_merge_final(PG_FUNCTION_ARGS)
 {
+    MemoryContext context = dp_aggregate_context(fcinfo);
     DpState *state;
 
-    dp_aggregate_context(fcinfo);
     if (PG_ARGISNULL(0))
         PG_RETURN_NULL();
     state = (DpState *)PG_GETARG_POINTER(0);
-    dp_state_solver(state)->end_pass(state->body);
+    dp_state_solver(state)->end_pass(state->body, dp_pool_of_state(context, state, 0));
     PG_RETURN_POINTER(state);
 }
 

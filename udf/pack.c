@@ -34,7 +34,6 @@ PG_FUNCTION_INFO_V1(dp_pack);
 PG_FUNCTION_INFO_V1(dp_repack);
 
 #define WIDE_BLOCK_BYTES ((Size)128 * 1024)
-#define PAGE_BLOCK_BYTES (MaxHeapTupleSize - MAXALIGN(SizeofHeapTupleHeader) - sizeof(int32) - VARHDRSZ)
 
 /* ---- the block type: like the state, it prints a summary and cannot be typed in ---- */
 
@@ -87,7 +86,7 @@ close_part(Writer *w)
 static void
 start_writer(Writer *w, Oid *targets, int parts, int64 n, Size row_bytes)
 {
-    Size bytes = row_bytes <= PAGE_BLOCK_BYTES ? PAGE_BLOCK_BYTES : WIDE_BLOCK_BYTES;
+    Size bytes = row_bytes <= DP_PAGE_BYTES ? DP_PAGE_BYTES : WIDE_BLOCK_BYTES;
 
     *w = (Writer){.targets = targets, .parts = parts, .n = n, .row_bytes = row_bytes};
     w->room = Max(1, (int)(bytes / row_bytes));
@@ -134,7 +133,8 @@ typedef struct Packer {
     float *row; /* the packed row */
     int64 n;
     MemoryContext per_row;
-    DpShuffle *shuffle;
+    DpVisit visit;
+    void *arg;
 } Packer;
 
 DpCoding
@@ -238,7 +238,7 @@ pack_row(TupleTableSlot *slot, void *arg)
     dp_code_row(&p->coding, y, read_features(p, slot) ? p->x : NULL, p->d, p->row);
     MemoryContextSwitchTo(old);
     MemoryContextReset(p->per_row);
-    dp_shuffle_add(p->shuffle, (char *)p->row);
+    p->visit((char *)p->row, p->arg);
     p->n++;
     return true;
 }
@@ -256,15 +256,26 @@ dp_oids_of(ArrayType *array, int *n)
     return oids;
 }
 
-static Packer
-packer(const DpSource *source, Jsonb *params)
+int64
+dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg)
 {
     Packer p = {.source = source, .coding = dp_coding(params), .d = (int)dp_number(params, "d")};
 
+    if (!source->is_array && list_length(source->features) != p.d)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
+    p.visit = visit;
+    p.arg = arg;
     p.x = palloc(sizeof(double) * p.d);
     p.row = palloc0(sizeof(float) * (p.d + 2));
     p.per_row = AllocSetContextCreate(CurrentMemoryContext, "row", ALLOCSET_DEFAULT_SIZES);
-    return p;
+    dp_read_source(source, true, pack_row, &p);
+    return p.n;
+}
+
+int
+dp_packed_width(Jsonb *params)
+{
+    return (int)dp_number(params, "d") + (dp_number(params, "fit_intercept") != 0);
 }
 
 Size
@@ -287,23 +298,28 @@ write_all(DpShuffle *shuffle, int64 n, Size row_bytes, ArrayType *targets)
     CommandCounterIncrement();
 }
 
+static void
+add_to_shuffle(const char *row, void *arg)
+{
+    dp_shuffle_add(arg, row);
+}
+
 /* pack(source, label, features, targets, params): the number of rows packed. */
 Datum
 dp_pack(PG_FUNCTION_ARGS)
 {
     DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
     Jsonb *params = PG_GETARG_JSONB_P(4);
-    Packer p = packer(source, params);
-    Size row_bytes = sizeof(float) * (p.d + p.coding.intercept + 1);
+    Size row_bytes = sizeof(float) * (dp_packed_width(params) + 1);
+    DpShuffle *shuffle;
     DpRandom random;
+    int64 n;
 
-    if (!source->is_array && list_length(source->features) != p.d)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
     dp_random_from(&random, params, DP_STREAM_ORDER);
-    p.shuffle = dp_shuffle_start(row_bytes, dp_allowed_memory(), (int64)dp_number(params, "n"), &random);
-    dp_read_source(source, true, pack_row, &p);
-    write_all(p.shuffle, p.n, row_bytes, PG_GETARG_ARRAYTYPE_P(3));
-    PG_RETURN_INT64(p.n);
+    shuffle = dp_shuffle_start(row_bytes, dp_allowed_memory(), (int64)dp_number(params, "n"), &random);
+    n = dp_pack_rows(source, params, add_to_shuffle, shuffle);
+    write_all(shuffle, n, row_bytes, PG_GETARG_ARRAYTYPE_P(3));
+    PG_RETURN_INT64(n);
 }
 
 /* ---- a fresh permutation of what is packed already ---- */
@@ -332,12 +348,6 @@ dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg)
     return n;
 }
 
-static void
-add_to_shuffle(const char *row, void *arg)
-{
-    dp_shuffle_add(arg, row);
-}
-
 /* Gives the disk space back at once: the table is of this transaction, which has no further use for it. */
 static void
 empty_table(Oid table)
@@ -353,7 +363,7 @@ Datum
 dp_repack(PG_FUNCTION_ARGS)
 {
     Jsonb *params = PG_GETARG_JSONB_P(2);
-    Size row_bytes = sizeof(float) * (Size)(dp_number(params, "d") + dp_number(params, "fit_intercept") + 1);
+    Size row_bytes = sizeof(float) * (dp_packed_width(params) + 1);
     int parts;
     Oid *sources = dp_oids_of(PG_GETARG_ARRAYTYPE_P(0), &parts);
     DpShuffle *shuffle;

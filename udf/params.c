@@ -77,10 +77,35 @@ host_word(const void *host, const char *key)
     return dp_word((Jsonb *)host, key);
 }
 
+/* An array of as many numbers as are wanted, or a number that stands for all of them. */
+static void
+host_numbers(const void *host, const char *key, double *out, int n)
+{
+    JsonbValue *value = find_or_fail((Jsonb *)host, key);
+    JsonbIterator *it;
+    JsonbValue element;
+    int at = 0;
+
+    if (value->type != jbvBinary) {
+        double number = dp_number((Jsonb *)host, key);
+
+        for (; at < n; at++)
+            out[at] = number;
+        return;
+    }
+    it = JsonbIteratorInit(value->val.binary.data);
+    for (JsonbIteratorToken token; (token = JsonbIteratorNext(&it, &element, true)) != WJB_DONE;)
+        if (token == WJB_ELEM && element.type == jbvNumeric && at < n)
+            out[at++] =
+                DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(element.val.numeric)));
+    if (at < n)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" has too few numbers", key)));
+}
+
 DpParams
 dp_params(Jsonb *params)
 {
-    return (DpParams){host_number, host_word, params};
+    return (DpParams){host_number, host_word, host_numbers, params};
 }
 
 static void
@@ -162,5 +187,6 @@ dp_pool_of_state(MemoryContext context, const DpState *state, int part)
     stream = 256 * (uint64_t)solver->passes(state->body) + (uint64_t)part;
     dp_random_of_state(&pool->normals.random, state, DP_STREAM_SUMS + stream);
     dp_random_of_state(&pool->squares.random, state, DP_STREAM_SQUARES + stream);
+    dp_random_of_state(&pool->choices, state, DP_STREAM_CHOICES + stream);
     return pool;
 }

@@ -340,7 +340,7 @@ dp_sample(PG_FUNCTION_ARGS)
     run_pass(&s, run, tables, parts, params);
     dp_state_check_complete(s.state);
     solver->weigh(s.state->body);
-    solver->end_pass(s.state->body);
+    solver->end_pass(s.state->body, s.pool);
     dp_state_keep(run, s.state);
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);

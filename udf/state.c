@@ -22,8 +22,9 @@ typedef struct Run {
     int64 id;
     SubTransactionId owner; /* the run goes when this is rolled back */
     DpState *state;
-    MemoryContext context; /* of the rows */
+    MemoryContext context; /* of the rows, or columns */
     DpRows rows;
+    struct DpColumns *columns;
 } Run;
 
 /* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
@@ -107,6 +108,7 @@ dp_state_keep(int64 id, const DpState *state)
         run->owner = GetCurrentSubTransactionId();
         run->context = AllocSetContextCreate(TopTransactionContext, "run", ALLOCSET_DEFAULT_SIZES);
         run->rows = (DpRows){.context = run->context};
+        run->columns = NULL;
         dlist_push_head(&runs, &run->node);
     } else
         pfree(run->state);
@@ -124,6 +126,14 @@ dp_rows_of_run(int64 id)
 {
     (void)dp_state_of_run(id);
     return &find_run(id)->rows;
+}
+
+struct DpColumns **
+dp_columns_of_run(int64 id, MemoryContext *context)
+{
+    (void)dp_state_of_run(id);
+    *context = find_run(id)->context;
+    return &find_run(id)->columns;
 }
 
 DpState *

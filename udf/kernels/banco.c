@@ -237,8 +237,9 @@ banco_merge(void *body, const void *other)
 }
 
 static void
-banco_end_pass(void *body)
+banco_end_pass(void *body, DpPool *pool)
 {
+    (void)pool;
     ((Banco *)body)->pass++;
 }
 

@@ -27,6 +27,7 @@
 typedef struct DpParams {
     double (*number)(const void *host, const char *key);
     const char *(*word)(const void *host, const char *key);
+    void (*numbers)(const void *host, const char *key, double *out, int n); /* n of them, or one that stands for all */
     const void *host;
 } DpParams;
 
@@ -35,7 +36,8 @@ typedef struct DpParams {
 typedef struct DpLoss {
     const char *name;
     double (*value)(double z, double y, double param);
-    double (*slope)(double z, double y, double param); /* derivative in z */
+    double (*slope)(double z, double y, double param);                           /* derivative in z */
+    void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-14 */
 } DpLoss;
 
 extern const DpLoss *dp_loss_named(const char *name); /* NULL when there is none */
@@ -73,7 +75,9 @@ typedef struct DpStep {
     double eta, beta, gamma, offset;
 } DpStep;
 
+extern const char *dp_step_start(DpStep *step, const DpParams *params); /* NULL, or what is wrong */
 extern double dp_step(const DpStep *step, int64_t t);
+extern int dp_index_of(const char *word, const char *const *words, int n); /* -1 when it is none of them */
 
 /* ---- random numbers: ChaCha20 under a key from the operating system (or, for tests, from a seed) ---- */
 
@@ -187,9 +191,11 @@ typedef struct DpStock {
     double numbers[DP_NUMBERS];
 } DpStock;
 
-/* Noise for one partition's pass, in one process: standard normal numbers, and squared lengths of pairs of them. */
+/* Noise for one partition's pass, in one process: standard normal numbers, squared lengths of pairs of them, and what
+ * exact choices are made from. */
 typedef struct DpPool {
     DpStock normals, squares;
+    DpRandom choices;
 } DpPool;
 
 extern const char *dp_noise_start(DpNoise *noise, const DpParams *params, int d); /* NULL, or what is wrong */
@@ -206,8 +212,10 @@ extern double dp_banco_magnitude(double x, double y, double a);
 /*
  * A solver folds packed rows into a body it alone understands. Partitions are fixed by the row count, each is folded
  * by itself, and the partitions' bodies are merged once per pass. Rows come in blocks, in their order (fold), or one by
- * one as they are sampled (take), and then the host says where a batch ends (step). A solver that adds noise inside a
- * pass takes it from the pool; others never look at it.
+ * one as they are sampled (take), and then the host says where a batch ends (step). Or columns come, one after the
+ * other, as the solver asks for them (next): the host adds up what runs of a column give (sum), tells the solver, which
+ * moves the weight (move), and moves the margins as far along the column. A solver that adds noise takes it from the
+ * pool, inside the pass or at its end, never both; others never look at it.
  */
 typedef struct DpSolver {
     const char *name;
@@ -220,8 +228,12 @@ typedef struct DpSolver {
     bool (*complete)(const void *body);                               /* every batch of the pass was folded */
     void (*merge)(void *body, const void *other);                     /* adds another partition's share */
     void (*weigh)(void *body);                                        /* turns one partition's body into its share */
-    void (*end_pass)(void *body);
-    double (*objective)(const void *body); /* mean training objective of the last pass */
+    void (*end_pass)(void *body, DpPool *pool);
+    bool (*next)(void *body, DpRandom *random, int *j); /* false: the pass is over; NULL: works on rows */
+    double (*sum)(const void *body, int j, const double *margins, const float *column, int n);
+    double (*move)(void *body, int j, double sum, DpPool *pool);   /* how far weight j moves */
+    void (*observe)(void *body, const double *margins, int64_t n); /* adds to the objective, if it is asked for */
+    double (*objective)(const void *body);                         /* mean training objective of the last pass */
     void (*output)(const void *body, double *w);
     int (*passes)(const void *body);  /* completed */
     bool (*noised)(const void *body); /* everything in it was made from noisy sums: it needs no noise to leave */
@@ -229,6 +241,9 @@ typedef struct DpSolver {
 
 extern const DpSolver dp_sgd;
 extern const DpSolver dp_banco;
+extern const DpSolver dp_cd;
+extern const DpSolver dp_gcd;
+extern void dp_gcd_scores(const void *body, double *sums, double *scores); /* after the last row, before choices */
 extern const DpSolver *dp_solver_named(const char *name);
 extern const DpSolver *dp_solver_at(int index);
 extern int dp_solver_index(const DpSolver *solver);

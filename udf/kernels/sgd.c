@@ -53,20 +53,10 @@ sgd_size(int d)
     return sizeof(Sgd) + 4 * (size_t)d * sizeof(double);
 }
 
-static int
-index_of(const char *word, const char *const *words, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (strcmp(word, words[i]) == 0)
-            return i;
-    return -1;
-}
-
 static const char *
 sgd_start(void *body, int d, const DpParams *p)
 {
     static const char *const averages[] = {"none", "all", "suffix"};
-    static const char *const rules[] = {"constant", "decreasing", "sqrt", "strongly-convex", "inverse-sqrt"};
     Sgd *s = body;
     const DpLoss *loss = dp_loss_named(p->word(p->host, "loss"));
     const char *wrong;
@@ -76,7 +66,7 @@ sgd_start(void *body, int d, const DpParams *p)
         return "loss";
     s->d = d;
     s->loss = dp_loss_index(loss);
-    s->average = index_of(p->word(p->host, "average"), averages, 3);
+    s->average = dp_index_of(p->word(p->host, "average"), averages, 3);
     s->track = p->number(p->host, "track") != 0;
     s->n = (int64_t)p->number(p->host, "n");
     s->batch_size = (int64_t)p->number(p->host, "batch_size");
@@ -86,36 +76,14 @@ sgd_start(void *body, int d, const DpParams *p)
     s->radius = p->number(p->host, "radius");
     s->loss_param = p->number(p->host, "loss_param");
     s->clip = p->number(p->host, "clip");
-    s->step.rule = index_of(p->word(p->host, "step"), rules, 5);
-    s->step.eta = p->number(p->host, "eta");
-    s->step.beta = p->number(p->host, "beta");
-    s->step.gamma = p->number(p->host, "gamma");
-    s->step.offset = p->number(p->host, "offset");
     if (s->average < 0)
         return "average";
-    if (s->step.rule < 0)
-        return "step";
     if (s->batch_size < 1 || s->parts < 1 || s->parts > s->n || s->passes < 1)
         return "batch_size, workers or epochs";
-    wrong = dp_noise_start(&s->noise, p, d);
+    wrong = dp_step_start(&s->step, p);
+    if (wrong == NULL)
+        wrong = dp_noise_start(&s->noise, p, d);
     return wrong != NULL ? wrong : s->track && s->noise.mechanism != DP_NO_NOISE ? "track" : NULL;
-}
-
-double
-dp_step(const DpStep *step, int64_t t)
-{
-    switch (step->rule) {
-    case DP_STEP_DECREASING:
-        return 2.0 / (step->beta * ((double)t + step->offset));
-    case DP_STEP_SQRT:
-        return 2.0 / (step->beta * (sqrt((double)t) + step->offset));
-    case DP_STEP_STRONGLY_CONVEX:
-        return fmin(1.0 / step->beta, 1.0 / (step->gamma * (double)t));
-    case DP_STEP_INVERSE_SQRT:
-        return fmin(1.0 / step->beta, step->eta / sqrt((double)t));
-    default:
-        return step->eta;
-    }
 }
 
 /* Row shares differ by at most one and depend on nothing but the counts. */
@@ -264,10 +232,11 @@ sgd_merge(void *body, const void *other)
 }
 
 static void
-sgd_end_pass(void *body)
+sgd_end_pass(void *body, DpPool *pool)
 {
     Sgd *s = body;
 
+    (void)pool;
     if (s->average == AVERAGE_SUFFIX)
         memcpy(AVERAGE(s), PASS_SUM(s), (size_t)s->d * sizeof(double));
     else

@@ -1,0 +1,379 @@
+/*
+ * gcd.c: proximal greedy coordinate descent (Mangold et al. 2023): a pass over the rows, then the best weights move.
+ *
+ * A pass adds up u_j for all coordinates (descent.c). Then, `top` times, one that was not chosen yet is chosen by its
+ * score, and its weight moves along u_j, with noise. Weights that were never chosen are zero, and margins cost only
+ * those that are not.
+ *
+ * Scores. Let k = u_j, and write weights in units of unit_j / M_j and the penalty in units of u, so that M_j is 1:
+ * W = w_j M_j / unit_j, t = l1 / unit_j, l = lambda / M_j, B = box M_j / unit_j, psi(v) = t |v| + l v^2 / 2 within +-B.
+ *
+ *     gs-s:  the distance of -k from the subgradients of psi at W
+ *     gs-r:  |p - W|,  p = prox_psi(W - k)
+ *     gs-q:  sqrt(2 q),  q = -min over a of  k a + a^2 / 2 + psi(W + a) - psi(W)
+ *
+ * all of which are 1-Lipschitz in k (bismarck_dp/coordinates.py) and, as C_j / sqrt(M_j) is the same for all j, have
+ * the same unit for all j. With noise, they become whole numbers of steps of 2^-20, and the choice is the exponential
+ * mechanism's, exact (exact.c).
+ *
+ * CLAIM. Computed scores in steps differ by at most 16 more than 1-Lipschitz ones, before and after a row is replaced.
+ * Proof. W, t and B are numbers that are the same on both sides; they are cut to 2^31, like |k| <= n <= 2^32. So every
+ * sum below is of numbers of at most 2^33, and errs by 2^-53 2^33 = 2^-20, a step, or by the same share of itself. gs-s
+ * has three sums; gs-r four operations. For gs-q, at the minimum a = p - W,
+ *
+ *     q = (1 + l) a^2 / 2 + t |W| - tau W + eta a,      tau in t d|p|, eta >= 0 away from the box, 0 inside of it,
+ *
+ * whose terms are not negative, so that a relative error of 2^-50 of each is one of 2^-51 of the root, 4 steps; where
+ * tau = W - k and eta are differences, errors of a step, times |W| = |a| or |a|, over sqrt(2 q) >= |a|: a step each.
+ * So a computed score is within 7 steps of the real one, and rounding adds half a step: 15 for both. QED
+ */
+#include "descent.h"
+
+#include <math.h>
+#include <string.h>
+
+#define SCORES 0x1p20
+#define LARGEST 0x1p31
+
+typedef enum Rule { GS_S, GS_R, GS_Q } Rule;
+
+typedef struct Gcd {
+    DpDescent base;
+    int32_t rule; /* Rule */
+    int32_t top;
+    int32_t parts;
+    int32_t support; /* weights that are not zero, at the start of the pass */
+    int64_t rows;    /* of this partition */
+    int64_t seen;    /* of them, in this pass */
+    uint64_t numerator, denominator;
+    double loss_sum;
+    double penalty; /* of the weights at the start of the pass */
+
+    double vectors[]; /* w, M, units, 1 / C_j, sums: d each; then scores (int64), and coordinates (int32) */
+} Gcd;
+
+#define WEIGHTS(s) ((s)->vectors)
+#define SMOOTHNESS(s) ((s)->vectors + (s)->base.d)
+#define UNIT(s) ((s)->vectors + 2 * (size_t)(s)->base.d)
+#define PER_UNIT(s) ((s)->vectors + 3 * (size_t)(s)->base.d)
+#define SUMS(s) ((s)->vectors + 4 * (size_t)(s)->base.d)
+#define SCORE(s) ((int64_t *)((s)->vectors + 5 * (size_t)(s)->base.d))
+#define COORDINATE(s) ((int32_t *)((s)->vectors + 6 * (size_t)(s)->base.d))
+
+static size_t
+gcd_size(int d)
+{
+    return sizeof(Gcd) + 7 * (size_t)d * sizeof(double);
+}
+
+static const char *
+gcd_start(void *body, int d, const DpParams *p)
+{
+    static const char *const rules[] = {"gs-s", "gs-r", "gs-q"};
+    Gcd *s = body;
+    const char *wrong;
+
+    memset(s, 0, gcd_size(d));
+    s->base.d = d;
+    wrong = dp_descent_start(&s->base, d, p, SMOOTHNESS(s), UNIT(s));
+    s->rule = dp_index_of(p->word(p->host, "rule"), rules, 3);
+    s->top = (int32_t)p->number(p->host, "top");
+    s->parts = (int32_t)p->number(p->host, "workers");
+    s->numerator = (uint64_t)p->number(p->host, "selection_numerator");
+    s->denominator = (uint64_t)p->number(p->host, "selection_denominator");
+    if (wrong == NULL && s->rule < 0)
+        wrong = "rule";
+    if (wrong == NULL && (s->top < 1 || s->top > d || s->parts < 1 || s->parts > s->base.n))
+        wrong = "top or workers";
+    return wrong != NULL ? wrong : s->denominator < 1 ? "selection_denominator" : NULL;
+}
+
+static bool
+gcd_begin_pass(void *body, int part)
+{
+    Gcd *s = body;
+
+    if (s->base.pass >= s->base.passes)
+        return false;
+    s->rows = s->base.n / s->parts + (part < s->base.n % s->parts);
+    s->seen = 0;
+    s->loss_sum = 0.0;
+    s->penalty = dp_descent_penalty(&s->base, WEIGHTS(s));
+    s->support = 0;
+    memset(SUMS(s), 0, (size_t)s->base.d * sizeof(double));
+    for (int j = 0; j < s->base.d; j++) {
+        PER_UNIT(s)[j] = UNIT(s)[j] > 0 ? 1.0 / (UNIT(s)[j] * (double)s->base.n) : 0.0;
+        if (WEIGHTS(s)[j] != 0)
+            COORDINATE(s)[s->support++] = j;
+    }
+    return true;
+}
+
+static double
+margin(const Gcd *s, const float *x)
+{
+    const int32_t *support = COORDINATE(s);
+    double z = 0.0;
+
+    if (s->support > s->base.d / 8)
+        return dp_dot(WEIGHTS(s), x, s->base.d);
+    for (int i = 0; i < s->support; i++)
+        z += WEIGHTS(s)[support[i]] * (double)x[support[i]];
+    return z;
+}
+
+static void
+add_row(Gcd *s, const DpLoss *loss, const float *row)
+{
+    double y = (double)row[0], z = margin(s, row + 1);
+
+    if (s->base.track)
+        s->loss_sum += loss->value(z, y, s->base.loss_param);
+    dp_descent_add_terms(&s->base, loss->slope(z, y, s->base.loss_param), row + 1, PER_UNIT(s), SUMS(s));
+}
+
+static bool
+gcd_fold(void *body, const float *rows, int n, DpPool *pool)
+{
+    Gcd *s = body;
+    const DpLoss *loss = dp_loss_at(s->base.loss);
+    bool measuring = dp_descent_measuring(&s->base);
+
+    (void)pool;
+    if (s->seen + n > s->rows)
+        return false;
+    s->seen += n;
+    for (int i = 0; i < n; i++, rows += s->base.d + 1)
+        if (measuring)
+            dp_descent_add_squares(&s->base, rows + 1, SUMS(s));
+        else
+            add_row(s, loss, rows);
+    return true;
+}
+
+static bool
+gcd_complete(const void *body)
+{
+    const Gcd *s = body;
+
+    return s->seen == s->rows;
+}
+
+static void
+gcd_weigh(void *body)
+{
+    (void)body;
+}
+
+static void
+gcd_merge(void *body, const void *other)
+{
+    Gcd *s = body;
+    const Gcd *o = other;
+
+    for (int j = 0; j < s->base.d; j++)
+        SUMS(s)[j] += SUMS(o)[j];
+    s->loss_sum += o->loss_sum;
+}
+
+/* ---- scores ---- */
+
+/* A coordinate in units in which M_j is 1. */
+typedef struct Scaled {
+    double k, w, t, l, box;
+} Scaled;
+
+static double
+gs_s(const Scaled *c)
+{
+    double r = c->k + c->l * c->w + copysign(c->t, c->w);
+
+    if (c->w == 0)
+        return fmax(fabs(c->k) - c->t, 0.0);
+    if (c->w >= c->box)
+        return fmax(r, 0.0);
+    return c->w <= -c->box ? fmax(-r, 0.0) : fabs(r);
+}
+
+static double
+prox(const Scaled *c)
+{
+    double v = c->w - c->k;
+
+    v = copysign(fmax(fabs(v) - c->t, 0.0), v) / (1.0 + c->l);
+    return fmax(-c->box, fmin(c->box, v));
+}
+
+static double
+gs_q(const Scaled *c)
+{
+    double p = prox(c), a = p - c->w, v = c->w - c->k, q = 0.5 * (1.0 + c->l) * a * a;
+
+    if (p > 0)
+        q += c->t * (fabs(c->w) - c->w);
+    else if (p < 0)
+        q += c->t * (fabs(c->w) + c->w);
+    else
+        q += fabs(c->w) * fmax(c->t - copysign(1.0, c->w) * v, 0.0);
+    if (p >= c->box)
+        q += fmax((v - (1.0 + c->l) * c->box - c->t) * a, 0.0);
+    else if (p <= -c->box)
+        q += fmax((v + (1.0 + c->l) * c->box + c->t) * a, 0.0);
+    return sqrt(2.0 * q);
+}
+
+static double
+score_of(const Gcd *s, int j)
+{
+    double per_unit = 1.0 / UNIT(s)[j], length = SMOOTHNESS(s)[j] * per_unit;
+    double largest = s->base.noise.mechanism == DP_NO_NOISE ? INFINITY : LARGEST;
+    Scaled c = {.k = SUMS(s)[j], .l = s->base.lambda / SMOOTHNESS(s)[j]};
+
+    if (!(SMOOTHNESS(s)[j] > 0))
+        return 0.0;
+    c.w = fmax(-largest, fmin(largest, WEIGHTS(s)[j] * length));
+    c.t = fmin(largest, s->base.l1 * per_unit);
+    c.box = fmin(largest, s->base.box * length);
+    return s->rule == GS_S ? gs_s(&c) : s->rule == GS_R ? fabs(prox(&c) - c.w) : gs_q(&c);
+}
+
+/* ---- choices ---- */
+
+static void
+make_scores(Gcd *s)
+{
+    for (int j = 0; j < s->base.d; j++) {
+        COORDINATE(s)[j] = j;
+        SCORE(s)[j] = (int64_t)rint(fmin(score_of(s, j), 2 * LARGEST) * SCORES);
+    }
+}
+
+/* One of the first `left` places, which the last of them then takes. */
+static int
+choose(Gcd *s, int left, DpPool *pool)
+{
+    int at = dp_exponential_choice(&pool->choices, SCORE(s), left, s->numerator, s->denominator);
+    int chosen = COORDINATE(s)[at];
+
+    COORDINATE(s)[at] = COORDINATE(s)[left - 1];
+    SCORE(s)[at] = SCORE(s)[left - 1];
+    return chosen;
+}
+
+/* Without noise: the first of the best that was not taken yet; a taken one is marked by its coordinate. */
+static int
+best(Gcd *s)
+{
+    double most = -1.0;
+    int chosen = 0;
+
+    for (int j = 0; j < s->base.d; j++) {
+        double score = COORDINATE(s)[j] < 0 ? -1.0 : score_of(s, j);
+
+        if (score > most) {
+            most = score;
+            chosen = j;
+        }
+    }
+    COORDINATE(s)[chosen] = -1;
+    return chosen;
+}
+
+static void
+move(Gcd *s, int j, DpPool *pool)
+{
+    double u = SUMS(s)[j];
+
+    dp_noise_add(&s->base.noise, pool, &u, 1);
+    WEIGHTS(s)
+    [j] =
+        dp_descent_prox(&s->base, WEIGHTS(s)[j], UNIT(s)[j] * u, SMOOTHNESS(s)[j], 1 + s->base.pass - s->base.measures);
+}
+
+static void
+move_best(Gcd *s)
+{
+    memset(COORDINATE(s), 0, (size_t)s->base.d * sizeof(int32_t));
+    for (int i = 0; i < s->top; i++)
+        move(s, best(s), NULL);
+}
+
+static void
+move_chosen(Gcd *s, DpPool *pool)
+{
+    make_scores(s);
+    for (int i = 0; i < s->top; i++)
+        move(s, choose(s, s->base.d - i, pool), pool);
+}
+
+static void
+gcd_end_pass(void *body, DpPool *pool)
+{
+    Gcd *s = body;
+
+    if (dp_descent_measuring(&s->base)) {
+        memcpy(SMOOTHNESS(s), SUMS(s), (size_t)s->base.d * sizeof(double));
+        dp_descent_measured(&s->base, pool == NULL ? NULL : &pool->choices, SMOOTHNESS(s), UNIT(s));
+    } else if (s->base.noise.mechanism == DP_NO_NOISE)
+        move_best(s);
+    else
+        move_chosen(s, pool);
+    s->base.pass++;
+}
+
+/* Of the weights with which the pass began. The first pass, when it measures the constants, has none. */
+static double
+gcd_objective(const void *body)
+{
+    const Gcd *s = body;
+
+    if (s->base.measures && s->base.pass == 1)
+        return INFINITY;
+    return s->loss_sum / (double)s->base.n + s->penalty;
+}
+
+static void
+gcd_output(const void *body, double *w)
+{
+    const Gcd *s = body;
+
+    memcpy(w, WEIGHTS(s), (size_t)s->base.d * sizeof(double));
+}
+
+static int
+gcd_passes(const void *body)
+{
+    return ((const Gcd *)body)->base.pass;
+}
+
+static bool
+gcd_noised(const void *body)
+{
+    return ((const Gcd *)body)->base.noise.mechanism != DP_NO_NOISE;
+}
+
+void
+dp_gcd_scores(const void *body, double *sums, double *scores)
+{
+    const Gcd *s = body;
+
+    memcpy(sums, SUMS(s), (size_t)s->base.d * sizeof(double));
+    for (int j = 0; j < s->base.d; j++)
+        scores[j] = rint(fmin(score_of(s, j), 2 * LARGEST) * SCORES) / SCORES;
+}
+
+const DpSolver dp_gcd = {
+    .name = "gcd",
+    .size = gcd_size,
+    .start = gcd_start,
+    .begin_pass = gcd_begin_pass,
+    .fold = gcd_fold,
+    .complete = gcd_complete,
+    .merge = gcd_merge,
+    .weigh = gcd_weigh,
+    .end_pass = gcd_end_pass,
+    .objective = gcd_objective,
+    .output = gcd_output,
+    .passes = gcd_passes,
+    .noised = gcd_noised,
+};
