@@ -37,10 +37,10 @@ extern void dp_descent_add_squares(const DpDescent *s, const float *row, double 
 /* Sums of squares become M_j, with their noise; then the units follow. */
 extern void dp_descent_measured(const DpDescent *s, DpRandom *random, double *smoothness, double *unit);
 
-/* Adds the terms of u of a run of one column, or of one row for all columns; per_unit is 1 / C_j. */
+/* Adds up the terms of u: of a run of one column, or of a few rows for all columns; per_unit is 1 / C_j. */
 extern double dp_descent_terms(const DpDescent *s, const double *slopes, const float *column, int n, double per_unit);
-extern void dp_descent_add_terms(const DpDescent *s, double slope, const float *row, const double *per_unit,
-                                 double *sums);
+extern void dp_descent_add_terms(const DpDescent *s, const double *slopes, const float *rows, int n,
+                                 const double *per_unit, double *sums);
 
 /* Where weight w goes along derivative g, at the t-th step: a prox of the penalty. */
 extern double dp_descent_prox(const DpDescent *s, double w, double g, double smoothness, int64_t t);

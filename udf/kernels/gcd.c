@@ -34,6 +34,7 @@
 
 #define SCORES 0x1p20
 #define LARGEST 0x1p31
+#define BLOCK 64 /* rows whose slopes are made before they are added up */
 
 typedef enum Rule { GS_S, GS_R, GS_Q } Rule;
 
@@ -122,32 +123,43 @@ margin(const Gcd *s, const float *x)
     return z;
 }
 
-static void
-add_row(Gcd *s, const DpLoss *loss, const float *row)
+static double
+slope_of(Gcd *s, const DpLoss *loss, const float *row)
 {
     double y = (double)row[0], z = margin(s, row + 1);
 
     if (s->base.track)
         s->loss_sum += loss->value(z, y, s->base.loss_param);
-    dp_descent_add_terms(&s->base, loss->slope(z, y, s->base.loss_param), row + 1, PER_UNIT(s), SUMS(s));
+    return loss->slope(z, y, s->base.loss_param);
+}
+
+static void
+add_rows(Gcd *s, const float *rows, int n)
+{
+    const DpLoss *loss = dp_loss_at(s->base.loss);
+    double slopes[BLOCK];
+
+    for (int i = 0; i < n; i++)
+        slopes[i] = slope_of(s, loss, rows + i * ((size_t)s->base.d + 1));
+    dp_descent_add_terms(&s->base, slopes, rows + 1, n, PER_UNIT(s), SUMS(s));
 }
 
 static bool
 gcd_fold(void *body, const float *rows, int n, DpPool *pool)
 {
     Gcd *s = body;
-    const DpLoss *loss = dp_loss_at(s->base.loss);
-    bool measuring = dp_descent_measuring(&s->base);
+    size_t stride = (size_t)s->base.d + 1;
 
     (void)pool;
     if (s->seen + n > s->rows)
         return false;
     s->seen += n;
-    for (int i = 0; i < n; i++, rows += s->base.d + 1)
-        if (measuring)
-            dp_descent_add_squares(&s->base, rows + 1, SUMS(s));
-        else
-            add_row(s, loss, rows);
+    if (dp_descent_measuring(&s->base))
+        for (int i = 0; i < n; i++)
+            dp_descent_add_squares(&s->base, rows + i * stride + 1, SUMS(s));
+    else
+        for (int i = 0; i < n; i += BLOCK)
+            add_rows(s, rows + i * stride, n - i < BLOCK ? n - i : BLOCK);
     return true;
 }
 

@@ -37,7 +37,7 @@ typedef struct DpLoss {
     const char *name;
     double (*value)(double z, double y, double param);
     double (*slope)(double z, double y, double param);                           /* derivative in z */
-    void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-14 */
+    void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-12 */
 } DpLoss;
 
 extern const DpLoss *dp_loss_named(const char *name); /* NULL when there is none */
