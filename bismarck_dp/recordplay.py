@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import reference
+from .coordinates import Rounds
 from .losses import Array
 from .neighbours import Pair, climb, pairs
 from .plan import Plan
@@ -47,6 +48,8 @@ def noise_alone(plan: Plan, rng: np.random.Generator, times: int) -> Array:
 def orders(plan: Plan, rng: np.random.Generator, place: int | None = None) -> Orders:
     """Random orders as the plan shuffles; `place` is where row 0, the differing one, comes in every pass."""
 
+    if isinstance(plan.schedule, Rounds):
+        return [rng.integers(plan.width, size=plan.schedule.steps) for _ in range(plan.schedule.rounds)]
     if plan.schedule.shuffle == "poisson":
         return [samples(plan, rng, place) for _ in range(plan.schedule.passes)]
 
@@ -76,13 +79,14 @@ def places(plan: Plan) -> list[int | None]:
 
 
 def distance(plan: Plan, pair: Pair, in_orders: Orders, by: Play = play) -> float:
+    """Of vectors that get noise as vectors; of coordinates that get noise one by one, the farthest."""
     first, second = (by(plan, table, in_orders) for table in pair.tables())
-    return float(np.linalg.norm(first - second))
+    return float(np.linalg.norm(first - second, ord=np.inf if plan.perturbs == "coordinates" else 2))
 
 
 def affordable(plan: Plan, wanted: int) -> int:
     """As many plays of two tables as are wanted, or fewer where one takes long; at least one."""
-    updates = plan.schedule.updates(plan.n) * plan.schedule.passes
+    updates = plan.schedule.total_updates
     return max(1, min(wanted, MOST_UPDATES // (2 * updates)))
 
 

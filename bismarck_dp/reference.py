@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Union
 
 import numpy as np
 import numpy.typing as npt
 
+from . import descent
 from .banco import Bet, Learner
+from .choices import Choices, Drawn, Exact
+from .coordinates import Rounds
 from .losses import LOSSES, Array
 from .mechanisms import Noise
 from .plan import Plan
@@ -24,15 +28,28 @@ Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
 Order = Union[Rows, list[Rows]]
-"""Of one pass: a permutation of the rows, or the rows of each batch."""
+"""Of one pass: a permutation of the rows, or the rows of each batch; of a round of cd, the coordinates."""
 
-Noises = Callable[[int, int], Iterator[Array]]
-"""For a pass and a partition: the noise of one sum after the other."""
+
+@dataclass(frozen=True)
+class Noises:
+    """All randomness that must stay secret."""
+
+    sums: Callable[[int, int], Iterator[Array]]
+    """for a pass and a partition: the noise of one sum after the other"""
+    choices: Callable[[int], Choices]
+    """for a pass"""
+
+    def __call__(self, j: int, part: int) -> Iterator[Array]:
+        return self.sums(j, part)
+
 
 ORDER_STREAM = 1
 SUMS_STREAM = 1 << 33
 SQUARES_STREAM = 3 << 33
 SAMPLE_STREAM = 1 << 34
+CHOICES_STREAM = 5 << 33
+COORDINATES_STREAM = 7 << 33
 
 
 def clip_rows(x: npt.ArrayLike, bound: float, intercept: bool = False) -> Floats:
@@ -81,7 +98,7 @@ def train(
     """What a plan makes of packed rows; `orders` has one order per pass, or is None for the rows as they are. Without
     `noise` sums are exact, with it each gets its noise and is rounded to the plan's grid.
     """
-    return (_banco if plan.kernel == "banco" else _sgd)(features, labels, plan, orders, noise)
+    return KERNELS[plan.kernel](features, labels, plan, orders, noise)
 
 
 def _sgd(
@@ -118,6 +135,50 @@ def _banco(
         exact = -gradient_of(features, labels, [i], learner.w, plan)
         learner.step(exact if noises is None else snap(exact + next(noises), plan.noise.grid))
     return learner.mean
+
+
+def _problem(features: Floats, labels: Floats, plan: Plan, noise: Noises | None) -> descent.Problem:
+    return descent.Problem.of(features, labels, plan, None if noise is None else noise.choices(0))
+
+
+def _passes(plan: Plan) -> range:
+    """The passes with steps: the first may measure the constants."""
+    assert isinstance(plan.schedule, Rounds)
+    return range(int(plan.schedule.measures), plan.schedule.passes)
+
+
+def _cd(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    """Without orders, coordinates come one after the other."""
+    steps = np.arange(plan.schedule.updates(plan.n)) % plan.width
+    rounds = [steps] * len(_passes(plan)) if orders is None else orders
+    noises = [None if noise is None else noise(j, 0) for j in _passes(plan)]
+    return descent.train_cd(_problem(features, labels, plan, noise), rounds, noises)
+
+
+def _gcd(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    """The order of rows does not matter."""
+    noises = [None if noise is None else noise(j, 0) for j in _passes(plan)]
+    choices = [None if noise is None else noise.choices(j) for j in _passes(plan)]
+    return descent.train_gcd(_problem(features, labels, plan, noise), noises, choices)
+
+
+KERNELS: dict[str, Callable[..., Array]] = {"sgd": _sgd, "banco": _banco, "cd": _cd, "gcd": _gcd}
+
+
+def coordinate_sums(features: Floats, labels: Floats, plan: Plan, orders: list[Order]) -> Array:
+    """What noise is added to, and scores, at weights that do not depend on row 0: the same unit for all."""
+    others = features.copy()
+    others[0] = 0
+    w = train(others, labels, plan, orders)
+    constants = _problem(others, labels, plan, None).smoothness
+    problem = descent.Problem(features.astype(np.float64), labels.astype(np.float64), plan, constants)
+    u = problem.sums(w)
+    scores = problem.scores(w, u, plan.extra["rule"]) if plan.kernel == "gcd" else u
+    return np.concatenate([u, scores]) * plan.clip / math.sqrt(plan.width) / plan.n
 
 
 def _batches(schedule: Schedule, order: Order) -> list[list[Rows]]:
@@ -190,7 +251,11 @@ def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order])
     return w
 
 
-PLAYERS: dict[str, Callable[[Floats, Floats, Plan, list[Order]], Array]] = {"output": train, "sums": first_sum}
+PLAYERS: dict[str, Callable[[Floats, Floats, Plan, list[Order]], Array]] = {
+    "output": train,
+    "sums": first_sum,
+    "coordinates": coordinate_sums,
+}
 """By what a plan perturbs: that, without noise."""
 
 
@@ -255,19 +320,12 @@ def order(seed: int, n: int, stream: int = ORDER_STREAM) -> npt.NDArray[np.int64
     """The permutation that packing n rows under a seed gives (in memory): Fisher and Yates with Lemire's bounded
     draws.
     """
-    words = iter(key_stream(seed_key(seed), stream, 2 * n + 1000).tolist())
+    exact = Exact(iter(key_stream(seed_key(seed), stream, 2 * n + 1000).tolist()))
     result = list(range(n))
     for i in range(n - 1, 0, -1):
-        j = _below(words, i + 1)
+        j = exact.below(i + 1)
         result[i], result[j] = result[j], result[i]
     return np.array(result)
-
-
-def _below(words: Iterator[int], n: int) -> int:
-    while True:
-        product = (next(words) | next(words) << 32) * n
-        if product % 2**64 >= (2**64 - n) % n:
-            return product >> 64
 
 
 # ---- noise and samples under a seed ----
@@ -279,9 +337,9 @@ def seeded_noise(plan: Plan, seed: int) -> Noises:
     def of(j: int, part: int) -> Iterator[Array]:
         key, stream = seed_key(seed), 256 * j + part
         normals = _numbers(key, SUMS_STREAM + stream, lambda words: gaussians(words, 1.0))
-        return noises_from(normals, _numbers(key, SQUARES_STREAM + stream, squared_lengths), plan.noise, plan.width)
+        return noises_of(normals, _numbers(key, SQUARES_STREAM + stream, squared_lengths), plan)
 
-    return of
+    return Noises(of, lambda j: Exact(_words(seed_key(seed), CHOICES_STREAM + 256 * j)))
 
 
 def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
@@ -295,7 +353,15 @@ def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
         while True:
             yield from rng.chisquare(2, 4096).tolist()
 
-    return lambda j, part: noises_from(normals(), squares(), plan.noise, plan.width)
+    return Noises(lambda j, part: noises_of(normals(), squares(), plan), lambda j: Drawn(rng))
+
+
+def noises_of(normals: Iterator[float], squares: Iterator[float], plan: Plan) -> Iterator[Array]:
+    """The noise of a plan's sums: of vectors, or of one coordinate in units of its cut."""
+    if plan.perturbs != "coordinates":
+        return noises_from(normals, squares, plan.noise, plan.width)
+    inside = replace(plan.noise, mechanism=plan.extra["noise"], scale=plan.extra["noise_scale"])
+    return noises_from(normals, squares, inside, 1)
 
 
 def noises_from(normals: Iterator[float], squares: Iterator[float], noise: Noise, d: int) -> Iterator[Array]:
@@ -330,6 +396,15 @@ def samples(seed: int, plan: Plan, j: int) -> list[Rows]:
         taken[cell % steps].append(cell // steps)
         cell += 1 + wait(words, *coins)
     return [np.array(rows, dtype=np.int64) for rows in taken]
+
+
+def coordinates(seed: int, plan: Plan) -> list[Order]:
+    """The coordinates of each round under a seed."""
+    rounds: list[Order] = []
+    for j in _passes(plan):
+        exact = Exact(_words(seed_key(seed), COORDINATES_STREAM + j))
+        rounds.append(np.array([exact.below(plan.width) for _ in range(plan.schedule.updates(plan.n))]))
+    return rounds
 
 
 def _words(key: bytes, stream: int) -> Iterator[int]:

@@ -49,7 +49,7 @@ class Stock(ctypes.Structure):
 
 
 class Pool(ctypes.Structure):
-    _fields_ = (("normals", Stock), ("squares", Stock))
+    _fields_ = (("normals", Stock), ("squares", Stock), ("choices", Random))
 
     @classmethod
     def start(cls, key: bytes, stream: int = 0) -> Pool:
@@ -57,12 +57,13 @@ class Pool(ctypes.Structure):
         pool = cls()
         pool.normals.random = Random.start(key, reference.SUMS_STREAM + stream)
         pool.squares.random = Random.start(key, reference.SQUARES_STREAM + stream)
+        pool.choices = Random.start(key, reference.CHOICES_STREAM + stream)
         return pool
 
     @classmethod
     def fresh(cls) -> Pool:
         pool = cls()
-        pool.normals.random, pool.squares.random = Random.fresh(), Random.fresh()
+        pool.normals.random, pool.squares.random, pool.choices = Random.fresh(), Random.fresh(), Random.fresh()
         return pool
 
 
@@ -95,7 +96,15 @@ _Scalar = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double, ct
 
 
 class Loss(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("value", _Scalar), ("slope", _Scalar))
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("value", _Scalar),
+        ("slope", _Scalar),
+        (
+            "slopes",
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_double),
+        ),
+    )
 
 
 class Step(ctypes.Structure):
@@ -113,8 +122,11 @@ _Number = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p)
 _Word = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
 
+_Numbers = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_double), ctypes.c_int)
+
+
 class Params(ctypes.Structure):
-    _fields_ = (("number", _Number), ("word", _Word), ("host", ctypes.c_void_p))
+    _fields_ = (("number", _Number), ("word", _Word), ("numbers", _Numbers), ("host", ctypes.c_void_p))
 
 
 class Solver(ctypes.Structure):
@@ -132,7 +144,22 @@ class Solver(ctypes.Structure):
         ("complete", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
         ("merge", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("weigh", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("end_pass", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("end_pass", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Pool))),
+        (
+            "next",
+            ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(Random), ctypes.POINTER(ctypes.c_int)),
+        ),
+        (
+            "sum",
+            ctypes.CFUNCTYPE(
+                ctypes.c_double, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+            ),
+        ),
+        (
+            "move",
+            ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.POINTER(Pool)),
+        ),
+        ("observe", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
         ("objective", ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)),
         ("output", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("passes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
@@ -186,9 +213,15 @@ def clip_row(x: npt.NDArray[np.float64], intercept: bool, bound: float) -> tuple
 def host_of(params: dict[str, Any]) -> Params:
     """Parameters as the kernels ask for them; "inf" stands for infinity, as in JSON."""
     words = {key: ctypes.create_string_buffer(str(value).encode()) for key, value in params.items()}
+
+    def numbers(_: Any, key: bytes, out: Any, n: int) -> None:
+        for j, number in enumerate(np.broadcast_to(params[key.decode()], n).tolist()):
+            out[j] = number
+
     return Params(
         _Number(lambda _, key: float(params[key.decode()])),
         _Word(lambda _, key: ctypes.addressof(words[key.decode()])),
+        _Numbers(numbers),
         None,
     )
 
@@ -236,14 +269,46 @@ class Run:
         self.solver.weigh(bodies[0])
         for body in bodies[1:]:
             self.solver.merge(bodies[0], body)
-        self.solver.end_pass(bodies[0])
+        self.solver.end_pass(bodies[0], self._pool(0))
         ctypes.memmove(self.state, bodies[0], len(self.state))
+
+    def descend(self, columns: Columns) -> None:
+        """One pass over columns, whose margins move along."""
+        pool, random, j = self._pool(0), self._coordinates(), ctypes.c_int()
+        assert self.solver.begin_pass(self.state, 0)
+        while self.solver.next(self.state, ctypes.byref(random), ctypes.byref(j)):
+            by = self.solver.move(self.state, j.value, self.column_sum(columns, j.value), pool)
+            columns.margins += by * columns.data[j.value].astype(np.float64)
+        self.solver.observe(self.state, pointer(columns.margins), len(columns.margins))
+        assert self.solver.complete(self.state)
+        self.solver.end_pass(self.state, pool)
+
+    def column_sum(self, columns: Columns, j: int, cut: int = 1000) -> float:
+        """What the runs of a column add up to."""
+        column, n = columns.data[j], len(columns.margins)
+        return sum(
+            self.solver.sum(self.state, j, pointer(columns.margins[i:]), pointer(column[i:]), min(cut, n - i))
+            for i in range(0, n, cut)
+        )
+
+    def _coordinates(self) -> Random:
+        key = reference.seed_key(0 if self.seed is None else self.seed)
+        return Random.start(key, reference.COORDINATES_STREAM + self.solver.passes(self.state))
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         w = np.empty(self.d)
         self.solver.output(self.state, pointer(w))
         return w
+
+
+class Columns:
+    """Packed rows by columns, with labels folded in, and the margins of weights that are all zero."""
+
+    def __init__(self, rows: npt.NDArray[np.float32], regression: bool) -> None:
+        labels = np.ones_like(rows[:, :1]) if regression else rows[:, :1]
+        self.data = np.ascontiguousarray((rows[:, 1:] * labels).T)
+        self.margins = -rows[:, 0].astype(np.float64) if regression else np.zeros(len(rows))
 
 
 def packed(table: Any, plan: Plan) -> npt.NDArray[np.float32]:
@@ -265,7 +330,11 @@ def train(
     batches.
     """
     run = Run(params, rows.shape[1] - 1, kernel, seed)
+    columns = Columns(rows, params.get("margin_label") == 0)
     for j in range(passes):
+        if kernel == "cd":
+            run.descend(columns)
+            continue
         order = np.arange(len(rows)) if orders is None else orders[j]
         if isinstance(order, list):
             run.sample(rows, order)
@@ -281,6 +350,8 @@ def play(plan: Plan, table: Any, orders: Any) -> npt.NDArray[np.float64]:
         return reference.first_sum(rows[:, 1:], rows[:, 0], plan, orders)
     if plan.perturbs == "sums":
         return first_sum(plan, rows, params, orders[0])
+    if plan.perturbs == "coordinates":
+        return coordinate_sums(plan, rows, params)
     return train(rows, params, plan.schedule.passes, 7, orders, plan.kernel)
 
 
@@ -305,3 +376,40 @@ def _after(plan: Plan, rows: Any, params: dict[str, Any], batches: Any, last: An
             run.solver.take(run.state, pointer(rows[i]))
         assert run.solver.step(run.state, None)
     return run.weights
+
+
+def coordinate_sums(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any]) -> Any:
+    """What noise is added to, and scores, at weights that were trained without row 0."""
+    passes = plan.schedule.passes
+    run = Run({**params, "epochs": passes + 1, "measure_scale": 0}, rows.shape[1] - 1, plan.kernel)
+    others = rows.copy()
+    others[0] = 0
+    unit = plan.clip / np.sqrt(plan.width) / plan.n
+    if plan.kernel == "gcd":
+        for _ in range(passes):
+            run.fold(others)
+        return np.concatenate(_gcd_sums(run, rows)) * unit
+    columns, every = (Columns(table, params["margin_label"] == 0) for table in (others, rows))
+    for _ in range(passes):
+        run.descend(columns)
+    every.margins += run.weights @ every.data.astype(np.float64)
+    assert run.solver.begin_pass(run.state, 0)
+    sums = np.array([run.column_sum(every, j) for j in range(plan.width)])
+    return np.concatenate([sums, sums]) * unit
+
+
+def _gcd_sums(run: Run, rows: npt.NDArray[np.float32]) -> Any:
+    """Sums and scores after one more pass, of a single partition."""
+    sums, scores = np.empty(run.d), np.empty(run.d)
+    body = ctypes.create_string_buffer(run.state.raw, len(run.state))
+    for part, part_rows in enumerate(np.array_split(rows, run.parts)):
+        other = ctypes.create_string_buffer(run.state.raw, len(run.state))
+        assert run.solver.begin_pass(other, part)
+        block = np.ascontiguousarray(part_rows)
+        assert run.solver.fold(other, pointer(block), len(block), None)
+        if part == 0:
+            ctypes.memmove(body, other, len(run.state))
+        else:
+            run.solver.merge(body, other)
+    library.dp_gcd_scores(body, pointer(sums), pointer(scores))
+    return sums, scores
