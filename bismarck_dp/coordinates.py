@@ -63,6 +63,9 @@ SLACK = 16
 EXPONENTS = 2**40
 """Steps of a selection's epsilon, which is rounded down."""
 
+ROUNDING = 1e-12
+"""What is said of sensitivities is rounded, too; the noise is that of J itself."""
+
 MOST_SELECTION = 2.0**20
 """An epsilon beyond which a choice is as good as certain."""
 
@@ -283,7 +286,9 @@ class PrivateCoordinates(Private, Coordinates):
             event = ComposedDpEvent((event, Laplaces().event(1 / share)))
             accountant = accountant if accountant == "pure" else f"{accountant}+pure"
         mechanism = "gaussian" if noise.mechanism == "gaussian" else "laplace"
-        return jump(setting) * unit, Noise(mechanism, noise.scale * unit, noise.grid * unit, accountant, event)
+        return jump(setting) * unit * (1 + ROUNDING), Noise(
+            mechanism, noise.scale * unit, noise.grid * unit, accountant, event
+        )
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
         inside, _ = self._noise(setting)
@@ -353,12 +358,17 @@ class Dpgcd(PrivateCoordinates, Gcd):
         return {**super()._details(setting), "selection_epsilon": self.selection_epsilon(setting)}
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
-        steps = jump(setting) * SCORES + SLACK
+        steps = round(score_jump(jump(setting)) * SCORES)
         return {
             **super()._extra(setting, noise),
             "selection_numerator": math.floor(self.selection_epsilon(setting) * EXPONENTS),
             "selection_denominator": 2 * steps * EXPONENTS,
         }
+
+
+def score_jump(jump: int) -> float:
+    """How far a computed score moves when a row differs, if sums move by so much."""
+    return jump + SLACK / SCORES
 
 
 def jump(setting: Setting) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from . import descent
 from .banco import Bet, Learner
 from .choices import Choices, Drawn, Exact
-from .coordinates import Rounds
+from .coordinates import Rounds, score_jump
 from .losses import LOSSES, Array
 from .mechanisms import Noise
 from .plan import Plan
@@ -170,15 +170,21 @@ KERNELS: dict[str, Callable[..., Array]] = {"sgd": _sgd, "banco": _banco, "cd": 
 
 
 def coordinate_sums(features: Floats, labels: Floats, plan: Plan, orders: list[Order]) -> Array:
-    """What noise is added to, and scores, at weights that do not depend on row 0: the same unit for all."""
+    """What noise is added to, and scores, at weights that do not depend on row 0: those of a run without averages."""
     others = features.copy()
     others[0] = 0
-    w = train(others, labels, plan, orders)
+    w = train(others, labels, replace(plan, schedule=replace(plan.schedule, average="none")), orders)
     constants = _problem(others, labels, plan, None).smoothness
     problem = descent.Problem(features.astype(np.float64), labels.astype(np.float64), plan, constants)
     u = problem.sums(w)
-    scores = problem.scores(w, u, plan.extra["rule"]) if plan.kernel == "gcd" else u
-    return np.concatenate([u, scores]) * plan.clip / math.sqrt(plan.width) / plan.n
+    return in_units(plan, u, problem.scores(w, u, plan.extra["rule"]) if plan.kernel == "gcd" else u[:0])
+
+
+def in_units(plan: Plan, sums: Array, scores: Array) -> Array:
+    """Both in units of which the declared sensitivity has J: computed scores move a little further than sums."""
+    j = 2 if plan.spec.options["adjacency"] == "replace" else 1
+    both = np.concatenate([sums, scores * j / score_jump(j)])
+    return np.asarray(both * plan.clip / math.sqrt(plan.width) / plan.n)
 
 
 def _batches(schedule: Schedule, order: Order) -> list[list[Rows]]:

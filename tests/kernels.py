@@ -272,16 +272,21 @@ class Run:
         self.solver.end_pass(bodies[0], self._pool(0))
         ctypes.memmove(self.state, bodies[0], len(self.state))
 
-    def descend(self, columns: Columns) -> None:
-        """One pass over columns, whose margins move along."""
+    def descend(self, columns: Columns, order: Any = ()) -> None:
+        """One pass over columns, whose margins move along; on coordinates in this order, or as the solver draws."""
         pool, random, j = self._pool(0), self._coordinates(), ctypes.c_int()
         assert self.solver.begin_pass(self.state, 0)
+        for given in order:
+            self._move(columns, int(given), pool)
         while self.solver.next(self.state, ctypes.byref(random), ctypes.byref(j)):
-            by = self.solver.move(self.state, j.value, self.column_sum(columns, j.value), pool)
-            columns.margins += by * columns.data[j.value].astype(np.float64)
+            self._move(columns, j.value, pool)
         self.solver.observe(self.state, pointer(columns.margins), len(columns.margins))
         assert self.solver.complete(self.state)
         self.solver.end_pass(self.state, pool)
+
+    def _move(self, columns: Columns, j: int, pool: Any) -> None:
+        by = self.solver.move(self.state, j, self.column_sum(columns, j), pool)
+        columns.margins += by * columns.data[j].astype(np.float64)
 
     def column_sum(self, columns: Columns, j: int, cut: int = 1000) -> float:
         """What the runs of a column add up to."""
@@ -351,7 +356,7 @@ def play(plan: Plan, table: Any, orders: Any) -> npt.NDArray[np.float64]:
     if plan.perturbs == "sums":
         return first_sum(plan, rows, params, orders[0])
     if plan.perturbs == "coordinates":
-        return coordinate_sums(plan, rows, params)
+        return coordinate_sums(plan, rows, params, orders)
     return train(rows, params, plan.schedule.passes, 7, orders, plan.kernel)
 
 
@@ -378,24 +383,24 @@ def _after(plan: Plan, rows: Any, params: dict[str, Any], batches: Any, last: An
     return run.weights
 
 
-def coordinate_sums(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any]) -> Any:
-    """What noise is added to, and scores, at weights that were trained without row 0."""
-    passes = plan.schedule.passes
-    run = Run({**params, "epochs": passes + 1, "measure_scale": 0}, rows.shape[1] - 1, plan.kernel)
+def coordinate_sums(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any], orders: Any) -> Any:
+    """What noise is added to, and scores, at weights and with constants that do not depend on row 0."""
     others = rows.copy()
     others[0] = 0
-    unit = plan.clip / np.sqrt(plan.width) / plan.n
+    constants = reference._problem(others[:, 1:], others[:, 0], plan, None).smoothness
+    rounds = len(reference._passes(plan))
+    changed = {"epochs": rounds + 1, "average": "none", "measures": 0, "constants": constants}
+    run = Run({**params, **changed}, plan.width, plan.kernel)
     if plan.kernel == "gcd":
-        for _ in range(passes):
+        for _ in range(rounds):
             run.fold(others)
-        return np.concatenate(_gcd_sums(run, rows)) * unit
+        return reference.in_units(plan, *_gcd_sums(run, rows))
     columns, every = (Columns(table, params["margin_label"] == 0) for table in (others, rows))
-    for _ in range(passes):
-        run.descend(columns)
+    for order in orders:
+        run.descend(columns, order)
     every.margins += run.weights @ every.data.astype(np.float64)
     assert run.solver.begin_pass(run.state, 0)
-    sums = np.array([run.column_sum(every, j) for j in range(plan.width)])
-    return np.concatenate([sums, sums]) * unit
+    return reference.in_units(plan, np.array([run.column_sum(every, j) for j in range(plan.width)]), np.empty(0))
 
 
 def _gcd_sums(run: Run, rows: npt.NDArray[np.float32]) -> Any:

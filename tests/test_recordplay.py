@@ -161,6 +161,25 @@ def test_noise_on_sums_is_tight(algorithm: str, loss: str, options: Options, adj
     assert 0.9 * plan.sensitivity <= reached <= plan.sensitivity
 
 
+COORDINATES = [name for name in PRIVATE if SOLVERS[name].perturbs == "coordinates"]
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [("huber", {}), ("squared", {"clip": 0.5}), ("logistic", {"clip": 0.2, "private_constants": 0.2})],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", COORDINATES)
+def test_noise_on_coordinates_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
+    """Half the jump, or a cut that comes too late, would be found out: some coordinate moves nearly as far."""
+    plan = planned(algorithm, loss, {**options, "adjacency": adjacency})
+    assert plan is not None
+    assert plan.sensitivity is not None
+    _, reached = worst(plan, generator(algorithm, loss, options, adjacency), kernels.play)
+    assert 0.9 * plan.sensitivity <= reached <= plan.sensitivity
+
+
 @pytest.mark.parametrize("batch_size", [1, 50])
 @pytest.mark.parametrize("options", [{"lambda": 1e-3}, {"lambda": 1e-3, "average": "all"}, {"step": 0.01}], ids=str)
 def test_long_runs_are_tight(options: Options, batch_size: int) -> None:

@@ -371,7 +371,7 @@ dp_gcd_scores(const void *body, double *sums, double *scores)
 
     memcpy(sums, SUMS(s), (size_t)s->base.d * sizeof(double));
     for (int j = 0; j < s->base.d; j++)
-        scores[j] = rint(fmin(score_of(s, j), 2 * LARGEST) * SCORES) / SCORES;
+        scores[j] = score_of(s, j);
 }
 
 const DpSolver dp_gcd = {
