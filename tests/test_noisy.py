@@ -168,11 +168,14 @@ def test_no_row_makes_a_training_fail(db: Database, table: Any, algorithm: str, 
 
 
 @contextmanager
-def begun(db: Database, name: str, spec: Spec, n: int, d: int) -> Iterator[tuple[SqlEngine, Packed, Plan]]:
+def begun(
+    db: Database, name: str, spec: Spec, n: int, d: int, memory: str = "64MB"
+) -> Iterator[tuple[SqlEngine, Packed, Plan]]:
     """A run before its first pass, taken back at the end."""
     plan = make_plan(spec, n, d)
     with db.engine.connect() as connection:
         engine = SqlEngine(connection)
+        connection.exec_driver_sql(f"SET LOCAL maintenance_work_mem = '{memory}'")
         source = connection.exec_driver_sql(f"SELECT '{name}'::regclass::oid").scalar_one()
         packed = engine.pack(Request(source, "m", "y", ["x"], spec), plan)
         engine.begin(packed, plan)

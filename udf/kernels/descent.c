@@ -59,7 +59,10 @@ check(const DpDescent *s, const double *smoothness)
         return "n or epochs";
     if (s->noise.mechanism != DP_NO_NOISE && !(s->clip > 0 && isfinite(s->clip)))
         return "clip";
-    if (s->measures && s->noise.mechanism != DP_NO_NOISE && !(s->measure_scale >= 1 && s->measure_scale <= 0x1p50))
+    /* Exact constants are for runs without noise, and noisy ones for runs that have a generator. */
+    if (s->measures && (s->noise.mechanism != DP_NO_NOISE) != (s->measure_scale > 0))
+        return "measure_scale";
+    if (!(s->measure_scale >= 0 && s->measure_scale <= 0x1p50) || s->measure_scale != floor(s->measure_scale))
         return "measure_scale";
     return s->track && s->noise.mechanism != DP_NO_NOISE ? "track" : NULL;
 }
