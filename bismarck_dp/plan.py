@@ -103,7 +103,8 @@ class Plan:
         """
         options = self.spec.options
         params = {name: options[name] for name in ("fit_intercept", "feature_bound", "seed")}
-        params.update(n=self.n, d=self.d)
+        # How much is written must not depend on values where something is promised.
+        params.update(n=self.n, d=self.d, sparse=self.noise.mechanism == "none")
         return {**params, **label_params(self.spec)}
 
     def noise_params(self) -> dict[str, Any]:

@@ -57,6 +57,10 @@ TRIALS = (
     Trial("dpsgd", "logistic", 0.5, 1e-6, LARGE),
     Trial("dpsgd", "hinge", 0.1, 1e-6, LARGE),
     Trial("banco", "logistic", 4.0, 1e-6, {}),
+    Trial("gcd", "logistic", None, options={"l1": 0.002}),
+    Trial("dpcd", "logistic", 0.5, 1e-6, {"private_constants": 0.1}),
+    Trial("dpgcd", "logistic", 1.0, options={"private_constants": 0.1}),
+    Trial("dpgcd", "logistic", 0.5, 1e-6, {"private_constants": 0.1}),
 )
 
 

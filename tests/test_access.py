@@ -104,6 +104,8 @@ INTERNALS = [
     "SELECT bismarck_dp.describe('pg_authid', 'oid', '{oid}', true)",
     "SELECT bismarck_dp.pack('pg_authid', 'oid', '{oid}', '{}', '{}')",
     "SELECT bismarck_dp.repack('{}', '{}', '{}')",
+    "SELECT bismarck_dp.pack_columns('pg_authid', 'oid', '{oid}', 'pg_authid', '{}')",
+    "SELECT bismarck_dp.descend(1, 'pg_authid', '{}')",
     "SELECT bismarck_dp.begin(1, 'sgd', 1, '{}')",
     "SELECT bismarck_dp.fold(1, 'SELECT 1')",
     "SELECT bismarck_dp.sample(1, '{}', '{}')",

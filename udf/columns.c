@@ -5,7 +5,8 @@
  *   descend(run, columns, params)                            one pass: a round of coordinate steps
  *
  * A tuple holds a run of one column: the same few thousand rows of every column fill one tuple each, so a step on a
- * coordinate reads that column and nothing else. Runs with few numbers that are not zero hold these and their places.
+ * coordinate reads that column and nothing else. Runs with few numbers that are not zero may hold these and their
+ * places; not those of a private run, because how much is written to disk can be seen from other sessions.
  * Labels are folded into the columns of two classes (y x), and are a column of their own for regression: see cd.c.
  * Rows stay in the order in which they come: sums do not depend on it.
  *
@@ -48,6 +49,7 @@ typedef struct Transposer {
     int columns;  /* with that of labels, if there is one */
     int room;     /* rows of a run */
     int held;     /* of the open one */
+    bool sparse;  /* runs may be */
     int64 tuples; /* written */
     float *runs;  /* one after the other */
     struct varlena *content;
@@ -87,7 +89,7 @@ static void
 write_run(Transposer *t, const float *run)
 {
     RunHeader *header = header_of(t->content);
-    int filled = count_filled(run, t->held);
+    int filled = t->sparse ? count_filled(run, t->held) : t->held;
     bool sparse = (sizeof(float) + sizeof(uint16)) * filled < sizeof(float) * t->held;
     Size bytes = sizeof(float) * t->held;
     Datum values[2];
@@ -152,7 +154,7 @@ dp_pack_columns(PG_FUNCTION_ARGS)
 {
     DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
     Jsonb *params = PG_GETARG_JSONB_P(4);
-    Transposer t = {.width = dp_packed_width(params)};
+    Transposer t = {.width = dp_packed_width(params), .sparse = dp_number(params, "sparse") != 0};
     int64 n;
 
     t.columns = t.width + dp_coding(params).regression;
