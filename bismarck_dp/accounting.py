@@ -380,6 +380,8 @@ def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
             (gaussian if isinstance(leaf, GaussianDpEvent) else rest)[leaf] += count
     if sampled:
         return _with_sampling(sampled, gaussian, rest, delta, adjacency)
+    if gaussian and not rest:
+        return _gaussian_cost(gaussian, delta)
     return _unsampled_cost(gaussian, rest, delta)
 
 

@@ -331,13 +331,14 @@ class Dpgcd(PrivateCoordinates, Gcd):
     Claim: epsilon-DP, or (epsilon, delta)-DP. Proof. Scores: at given weights, each of the three rules, in units of
     C_j / (n sqrt(M_j)), is a function of u_j alone, and 1-Lipschitz: the distance of -g_j from the subgradients of
     psi_j (gs-s); the length of a prox step (gs-r), a prox being non-expansive; sqrt(2 q_j) for the decrease q_j of the
-    model along j (gs-q), because q_j >= M_j a^2 / 2 at the best move a, and dq_j / dg_j = -a. All C_j / sqrt(M_j) are
-    equal, so all scores have one unit and one sensitivity, J. Choices: j with probability proportional to
-    exp(e score_j / (2 J)), c times without replacement, is c times e-DP and c times e^2 / 8-zCDP
-    (`accounting.selection_rho`); scores are whole numbers whose rounding is counted in J, and the choice is exact.
-    Values: c noisy u_j of sensitivity J. With Gaussian noise all of it is zCDP, of which choices get half; with Laplace
-    noise it is pure, and epsilons add up. (The paper's noisy maximum lacks a factor 2, and unequal noise is no such
-    mechanism at all: docs/privacy.md, G1 and G2.)
+    model along j (gs-q), because q_j >= M_j a^2 / 2 at the best move a, and dq_j / dg_j = -a. Where the penalty keeps
+    a weight at zero, which all three give a score of zero, it is |u_j| - n l1 / C_j instead: negative, continuous with
+    the rest, and as steep. All C_j / sqrt(M_j) are equal, so all scores have one unit and one sensitivity, J. Choices:
+    j with probability proportional to exp(e score_j / (2 J)), c times without replacement, is c times e-DP and c times
+    e^2 / 8-zCDP (`accounting.selection_rho`); scores are whole numbers whose rounding is counted in J, and the choice
+    is exact. Values: c noisy u_j of sensitivity J. With Gaussian noise all of it is zCDP, of which choices get half;
+    with Laplace noise it is pure, and epsilons add up. (The paper's noisy maximum lacks a factor 2, and unequal noise
+    is no such mechanism at all: docs/privacy.md, G1 and G2.)
     """
 
     name = "dpgcd"

@@ -73,14 +73,18 @@ class Problem:
         return float(self.penalty.prox(w - rate * self.unit[j] * u, rate)[0])
 
     def scores(self, w: Array, u: Array, rule: str) -> Array:
-        """What each coordinate promises, in units in which the sums have one sensitivity for all."""
+        """What each coordinate promises, in units in which the sums have one sensitivity for all; below zero where the
+        penalty keeps a weight at zero: by how much.
+        """
         live = self.smoothness > 0
         unit, smooth = np.where(live, self.unit, 1.0), np.where(live, self.smoothness, 1.0)
         most = LARGEST if self.plan.perturbs == "coordinates" else math.inf
         at = np.clip(w * smooth / unit, -most, most)
         t, box = np.minimum(self.penalty.l1 / unit, most), np.minimum(self.penalty.box * smooth / unit, most)
-        ridge = self.penalty.strength / smooth
-        return np.where(live, RULES[rule](u, at, t, ridge, box), 0.0)
+        with np.errstate(divide="ignore"):
+            ridge = np.minimum(self.penalty.strength / smooth, most / np.abs(at))
+        found = np.where((at == 0) & (np.abs(u) <= t), np.abs(u) - t, RULES[rule](u, at, t, ridge, box))
+        return np.where(live, found, 0.0)
 
 
 def _measured(x: Array, plan: Plan, choices: Choices | None) -> Array:

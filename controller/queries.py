@@ -23,7 +23,8 @@ class Query:
 
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
-    "adjacency, support, trust, passes, seconds, private, note, source, label, features, feature_bound, options, plan, event"
+    "adjacency, support, trust, passes, seconds, private, note, source, label, features, feature_bound, options, plan, "
+    "event"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128

@@ -37,7 +37,7 @@ NOISE_LEVEL = 1e-4
 AT_ONCE = 40
 """Packed tables that one transaction makes; each holds a lock until its end."""
 
-OWN_COLUMNS = {"id", "name", "created", "seconds", "weights", "intercept", "source", "owner"}
+OWN_COLUMNS = {"id", "name", "created", "seconds", "weights", "intercept", "support", "source", "owner"}
 """Columns of a model that may differ: the release itself, and what names or times a training."""
 
 

@@ -308,7 +308,7 @@ def test_a_pass_is_one_pass_over_one_partition() -> None:
     assert solver.complete(body)
     assert math.isnan(solver.objective(body))
     solver.weigh(body)
-    solver.end_pass(body)
+    solver.end_pass(body, None)
     assert solver.passes(body) == 1
     assert not solver.begin_pass(body, 0)
     solver.output(body, kernels.pointer(w))

@@ -11,6 +11,7 @@ from typing import Any
 
 import dp_accounting
 import kernels
+import mpmath
 import numpy as np
 import pytest
 from conftest import two_classes
@@ -26,7 +27,7 @@ from bismarck_dp.accounting import Event, epsilon_of, gaussian_multiplier, zcdp_
 from bismarck_dp.choices import Drawn, Exact
 from bismarck_dp.controller.database import Database
 from bismarck_dp.coordinates import SCORES, SLACK, SQUARES
-from bismarck_dp.descent import RULES, Problem
+from bismarck_dp.descent import LARGEST, RULES, Problem
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.neighbours import pairs, scattered
 from bismarck_dp.recordplay import distance, orders
@@ -478,6 +479,61 @@ def test_scores_of_unequal_coordinates_have_one_sensitivity(rule: str, constants
     assert plan.sensitivity is not None
     found = [distance(plan, pair, orders(plan, rng), kernels.play) for _ in range(10) for pair in pairs(plan, rng)]
     assert 0.9 * plan.sensitivity <= max(found) <= plan.sensitivity
+
+
+def scored(rule: str, w: Any, smoothness: Any, unit: Any, sums: Any, **penalty: float) -> Any:
+    """Scores of the C kernel for numbers of our own, put into its body."""
+    d = len(w)
+    plan = planned("dpgcd", "squared", 2**20, d, rule=rule, clip=1.0, **penalty)
+    run = kernels.Run(plan.kernel_params(), d, "gcd", SEED)
+    vectors = np.frombuffer(run.state, offset=run.solver.size(0), dtype=np.float64)
+    vectors[: 5 * d] = np.concatenate([w, smoothness, unit, np.zeros(d), sums])
+    same, found = np.empty(d), np.empty(d)
+    kernels.library.dp_gcd_scores(run.state, kernels.pointer(same), kernels.pointer(found))
+    np.testing.assert_array_equal(same, sums)
+    return found
+
+
+def exact_score(rule: str, w: float, smoothness: float, unit: float, k: float, **penalty: float) -> Any:
+    """By the definitions, in a hundred digits; what is public is cut as documented, in doubles."""
+    at = max(-LARGEST, min(LARGEST, w * (smoothness * (1 / unit))))
+    t, box = min(LARGEST, penalty["l1"] * (1 / unit)), min(LARGEST, penalty["box"] * (smoothness * (1 / unit)))
+    ridge = penalty["lambda"] / smoothness
+    ridge = ridge if at == 0 else min(ridge, LARGEST / abs(at))
+    with mpmath.workdps(100):
+        k, at, t, box, ridge = (mpmath.mpf(value) for value in (k, at, t, box, ridge))
+        if at == 0 and abs(k) <= t:
+            return abs(k) - t
+        if rule == "gs-s":
+            low = -t if at == 0 else ridge * at + t * mpmath.sign(at)
+            high = t if at == 0 else low
+            return max(-mpmath.inf if at <= -box else low + k, -mpmath.inf if at >= box else -k - high, 0)
+        v = at - k
+        p = max(-box, min(box, mpmath.sign(v) * max(abs(v) - t, 0) / (1 + ridge)))
+        a = p - at
+        gain = -(k * a + a**2 / 2 + t * (abs(p) - abs(at)) + ridge * (p**2 - at**2) / 2)
+        return abs(a) if rule == "gs-r" else mpmath.sqrt(2 * max(gain, 0))
+
+
+@pytest.mark.parametrize("rule", ["gs-s", "gs-r", "gs-q"])
+def test_scores_err_by_no_more_than_their_slack(rule: str) -> None:
+    """Weights, penalties and units of every size, at and across the corners: within seven steps of the real score."""
+    rng = np.random.default_rng(3)
+    d = 400
+    for _ in range(6):
+        penalty = {
+            "l1": float(rng.choice([0.0, 1e-6, 1e-2, 1e3])),
+            "lambda": float(rng.choice([0.0, 1e-8, 0.1, 1e9])),
+            "box": float(rng.choice([1e-4, 0.5, 1e12])),
+        }
+        smoothness, unit = 10.0 ** rng.uniform(-9, 3, d), 10.0 ** rng.uniform(-12, 0, d)
+        w = np.clip(rng.choice([0.0, 1.0, -1.0], d) * 10.0 ** rng.uniform(-9, 9, d), -penalty["box"], penalty["box"])
+        corner = np.clip(w * smoothness / unit + rng.choice([-1, 0, 1], d) * penalty["l1"] / unit, -(2**20), 2**20)
+        sums = np.rint(np.where(rng.random(d) < 0.5, corner, rng.uniform(-(2**20), 2**20, d)) * 2**20) / 2**20
+        found = scored(rule, w, smoothness, unit, sums, **penalty)
+        for j in range(d):
+            real = exact_score(rule, w[j], smoothness[j], unit[j], sums[j], **penalty)
+            assert abs(found[j] - real) * SCORES <= (SLACK - 1) / 2, (penalty, w[j], smoothness[j], unit[j], sums[j])
 
 
 @pytest.mark.parametrize("adjacency", ["replace", "zero-out"])

@@ -293,7 +293,7 @@ def test_every_column_of_a_model_is_documented(db: Database, sql: Any) -> None:
     rows = table_rows(SQL_REFERENCE, "Columns of a model")
     documented = {name: cells[0].strip("`") for name, cells in rows.items()}
     short = {"double precision": "float8", "integer": "int", "timestamp with time zone": "timestamptz"}
-    short["double precision[]"] = "float8[]"
+    short |= {"double precision[]": "float8[]", "integer[]": "int[]"}
     assert documented == {row["name"]: short.get(row["type"], row["type"]) for row in columns}
 
 

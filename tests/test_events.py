@@ -8,9 +8,10 @@ import sys
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 from conftest import plans, two_classes
-from dp_accounting import pld
+from dp_accounting import pld, rdp
 
 import bismarck_dp
 from bismarck_dp.accounting import Event, epsilon_of
@@ -41,6 +42,11 @@ def test_a_stored_event_costs_what_the_model_claims(
     assert cost <= epsilon * (1 + 1e-6)
     # At delta = 0 the library's truncated distributions have no answer. Only a sampled event wants its doubling.
     relation = dp_accounting.NeighboringRelation
+    if "ZCDpEvent" in str(stored.event):  # which its loss distributions do not know
+        orders = np.exp(np.linspace(0.01, 6, 2000))
+        theirs = rdp.RdpAccountant(orders).compose(stored.to_dp_event()).get_epsilon(delta)
+        assert theirs == pytest.approx(epsilon, rel=1e-2)
+        return
     doubled = adjacency == "replace" and "PoissonSampledDpEvent" in str(stored.event)
     accountant = pld.PLDAccountant(relation.REPLACE_ONE if doubled else relation.ADD_OR_REMOVE_ONE)
     theirs = accountant.compose(stored.to_dp_event()).get_epsilon(delta or 1e-12)

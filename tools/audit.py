@@ -3,7 +3,7 @@
     make audit                            5,000 trainings on each of two tables, for every row
     make audit AUDIT="--trials 20000"     more
 
-Rows are made from the registries: private algorithms, the losses they take (two, with noise on sums), pure and
+Rows are made from the registries: private algorithms, the losses they take (two, with noise inside), pure and
 approximate budgets, adjacencies. The options are such that the worst pair of tables comes near the declared
 sensitivity. Trade-off curves go to the directory audit. Exits with 1 when a claim is broken.
 """
@@ -37,6 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {"logistic": {"step": 2.0, "epochs": 1, "ba
 SUMS_LOSSES = ("hinge", "squared")
 """Noise on sums knows nothing of the loss but its bound, which these reach at once."""
 SUMS: dict[str, Any] = {"step": 0.5, "epochs": 3, "batch_size": 15}
+COORDINATES_LOSSES = ("huber", "squared")
+COORDINATES: dict[str, Any] = {"iterations": 2, "inner_iterations": 2, "average": "none"}
+INSIDE = {"sums": (SUMS_LOSSES, SUMS), "coordinates": (COORDINATES_LOSSES, COORDINATES)}
+"""by what is perturbed: losses and options"""
 
 HEADER = (
     "| algorithm | loss | mechanism | adjacency | Δ declared | Δ measured | ε claimed | δ | ε measured | verdict |\n"
@@ -47,9 +51,9 @@ HEADER = (
 def specs() -> Iterator[dict[str, Any]]:
     """Every combination of the registries that has a plan."""
     for algorithm, solver in SOLVERS.items():
-        sums = solver.perturbs == "sums"
-        for loss in (SUMS_LOSSES if sums else LOSSES) if solver.private else ():
-            options = SUMS if sums else OPTIONS.get(loss, STRONG)
+        losses, fixed = INSIDE.get(solver.perturbs, (tuple(LOSSES), None))
+        for loss in losses if solver.private else ():
+            options = fixed or OPTIONS.get(loss, STRONG)
             options = {k: v for k, v in options.items() if k in solver.options}
             for delta in DELTAS:
                 for adjacency in ("replace", "zero-out"):

@@ -12,20 +12,27 @@
  *     gs-r:  |p - W|,  p = prox_psi(W - k)
  *     gs-q:  sqrt(2 q),  q = -min over a of  k a + a^2 / 2 + psi(W + a) - psi(W)
  *
- * all of which are 1-Lipschitz in k (bismarck_dp/coordinates.py) and, as C_j / sqrt(M_j) is the same for all j, have
- * the same unit for all j. With noise, they become whole numbers of steps of 2^-20, and the choice is the exponential
- * mechanism's, exact (exact.c).
+ * but |k| - t, below zero, where W = 0 and |k| <= t: the penalty keeps such a weight at zero, and all of them would
+ * have the score 0 otherwise, however hopeless, and win by their number. All of this is 1-Lipschitz in k
+ * (bismarck_dp/coordinates.py) and, as C_j / sqrt(M_j) is the same for all j, has the same unit for all j. With noise,
+ * scores become whole numbers of steps of 2^-20, and the choice is the exponential mechanism's, exact (exact.c).
  *
- * CLAIM. Computed scores in steps differ by at most 16 more than 1-Lipschitz ones, before and after a row is replaced.
- * Proof. W, t and B are numbers that are the same on both sides; they are cut to 2^31, like |k| <= n <= 2^32. So every
- * sum below is of numbers of at most 2^33, and errs by 2^-53 2^33 = 2^-20, a step, or by the same share of itself. gs-s
- * has three sums; gs-r four operations. For gs-q, at the minimum a = p - W,
+ * With v = W - k, p has the sign of v, or is 0 if |v| <= t. Then, s being that sign, and a = p - W the move,
  *
- *     q = (1 + l) a^2 / 2 + t |W| - tau W + eta a,      tau in t d|p|, eta >= 0 away from the box, 0 inside of it,
+ *     p = 0:        a = -W,                              2 q = W^2 + l W^2 + 2 |W| (t - sign(W) v)
+ *     within +-B:   a = -(k + s t + l W) / (1 + l),       2 q = (k + s t + l W)^2 / (1 + l) + 2 t (|W| - s W)
+ *     at s B:       a = s B - W,                          2 q = (1 + l) a^2 + 2 |a| (|v| - t - (1 + l) B) + 2 t (|W| -
+ * s W)
  *
- * whose terms are not negative, so that a relative error of 2^-50 of each is one of 2^-51 of the root, 4 steps; where
- * tau = W - k and eta are differences, errors of a step, times |W| = |a| or |a|, over sqrt(2 q) >= |a|: a step each.
- * So a computed score is within 7 steps of the real one, and rounding adds half a step: 15 for both. QED
+ * CLAIM. Computed scores of two sides differ by at most 16 steps more than the difference of their k.
+ * Proof. W, t, B and l are the same on both sides; W, t and B are cut to 2^31, and l to 2^31 / |W|, which makes another
+ * penalty of them, and a score that is 1-Lipschitz as before. |k| <= n <= 2^32. A sum of at most 2^33 errs by half a
+ * step, of at most 2^34 by one, and so does a product. So k + s t + l W is within 2 steps, t - sign(W) v within one,
+ * and |v| - t - (1 + l) B, where it counts, within 3. These are multiplied by themselves, by |W| or by |a|, and divided
+ * by sqrt(2 q), which is at least their root's other factor: within 3 steps of the score. All terms of 2 q are
+ * positive, with a relative error of at most 4 2^-53 beyond that, and their root, of at most 2^33, errs by 3 steps
+ * more. A step for where two of the cases meet: scores are continuous there. That is 7 steps on each side, and half a
+ * step for rounding. QED
  */
 #include "descent.h"
 
@@ -198,40 +205,33 @@ typedef struct Scaled {
 static double
 gs_s(const Scaled *c)
 {
-    double r = c->k + c->l * c->w + copysign(c->t, c->w);
+    double r = c->k + copysign(c->t, c->w) + c->l * c->w;
 
-    if (c->w == 0)
-        return fmax(fabs(c->k) - c->t, 0.0);
     if (c->w >= c->box)
         return fmax(r, 0.0);
     return c->w <= -c->box ? fmax(-r, 0.0) : fabs(r);
 }
 
+/* The best move, and twice what it gains; `sign` is that of W - k. */
 static double
-prox(const Scaled *c)
+best_move(const Scaled *c, double *gain)
 {
-    double v = c->w - c->k;
+    double v = c->w - c->k, sign = copysign(1.0, v);
+    double r = c->k + sign * c->t + c->l * c->w, beyond = fabs(v) - (c->t + (1.0 + c->l) * c->box);
+    double back = 2.0 * c->t * (fabs(c->w) - sign * c->w);
 
-    v = copysign(fmax(fabs(v) - c->t, 0.0), v) / (1.0 + c->l);
-    return fmax(-c->box, fmin(c->box, v));
-}
+    if (fabs(v) <= c->t) {
+        *gain = c->w * c->w + c->l * c->w * c->w + 2.0 * fabs(c->w) * fmax(c->t - copysign(v, v * c->w), 0.0);
+        return -c->w;
+    }
+    if (beyond >= 0) {
+        double a = sign * c->box - c->w;
 
-static double
-gs_q(const Scaled *c)
-{
-    double p = prox(c), a = p - c->w, v = c->w - c->k, q = 0.5 * (1.0 + c->l) * a * a;
-
-    if (p > 0)
-        q += c->t * (fabs(c->w) - c->w);
-    else if (p < 0)
-        q += c->t * (fabs(c->w) + c->w);
-    else
-        q += fabs(c->w) * fmax(c->t - copysign(1.0, c->w) * v, 0.0);
-    if (p >= c->box)
-        q += fmax((v - (1.0 + c->l) * c->box - c->t) * a, 0.0);
-    else if (p <= -c->box)
-        q += fmax((v + (1.0 + c->l) * c->box + c->t) * a, 0.0);
-    return sqrt(2.0 * q);
+        *gain = (1.0 + c->l) * a * a + 2.0 * fabs(a) * beyond + back;
+        return a;
+    }
+    *gain = r * r / (1.0 + c->l) + back;
+    return -r / (1.0 + c->l);
 }
 
 static double
@@ -239,14 +239,23 @@ score_of(const Gcd *s, int j)
 {
     double per_unit = 1.0 / UNIT(s)[j], length = SMOOTHNESS(s)[j] * per_unit;
     double largest = s->base.noise.mechanism == DP_NO_NOISE ? INFINITY : LARGEST;
-    Scaled c = {.k = SUMS(s)[j], .l = s->base.lambda / SMOOTHNESS(s)[j]};
+    Scaled c = {.k = SUMS(s)[j]};
+    double move, gain;
 
     if (!(SMOOTHNESS(s)[j] > 0))
         return 0.0;
     c.w = fmax(-largest, fmin(largest, WEIGHTS(s)[j] * length));
     c.t = fmin(largest, s->base.l1 * per_unit);
     c.box = fmin(largest, s->base.box * length);
-    return s->rule == GS_S ? gs_s(&c) : s->rule == GS_R ? fabs(prox(&c) - c.w) : gs_q(&c);
+    c.l = s->base.lambda / SMOOTHNESS(s)[j];
+    if (c.w == 0 && fabs(c.k) <= c.t)
+        return fabs(c.k) - c.t;
+    if (c.w != 0)
+        c.l = fmin(c.l, largest / fabs(c.w));
+    if (s->rule == GS_S)
+        return c.w == 0 ? fabs(c.k) - c.t : gs_s(&c);
+    move = best_move(&c, &gain);
+    return s->rule == GS_R ? fabs(move) : sqrt(gain);
 }
 
 /* ---- choices ---- */
@@ -276,11 +285,11 @@ choose(Gcd *s, int left, DpPool *pool)
 static int
 best(Gcd *s)
 {
-    double most = -1.0;
+    double most = -INFINITY;
     int chosen = 0;
 
     for (int j = 0; j < s->base.d; j++) {
-        double score = COORDINATE(s)[j] < 0 ? -1.0 : score_of(s, j);
+        double score = COORDINATE(s)[j] < 0 ? -INFINITY : score_of(s, j);
 
         if (score > most) {
             most = score;
