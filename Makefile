@@ -49,6 +49,7 @@ bench: env
 	.venv/bin/python bench/run.py $(BENCH)
 	PYTHONPATH=tests .venv/bin/python bench/noise.py
 	.venv/bin/python bench/noisy.py
+	.venv/bin/python bench/coordinates.py
 	PYTHONPATH=tests .venv/bin/python bench/banco.py
 
 lint: env

@@ -17,6 +17,7 @@ from run import Connection, make_rows, seconds, server
 
 from bismarck_dp import Spec, make_plan
 from bismarck_dp.controller.engines import Request, SqlEngine
+from bismarck_dp.solvers import SOLVERS
 
 PASSES = 9
 DELTA = 1e-7
@@ -26,13 +27,17 @@ class Passes:
     """The passes of one algorithm, one after the other; banco, which makes only one, begins anew each time."""
 
     def __init__(self, connection: Connection, n: int, d: int, algorithm: str, delta: float, **options: Any) -> None:
-        epsilon = None if algorithm == "sgd" else 1.0
+        epsilon = 1.0 if SOLVERS[algorithm].private else None
         spec = Spec.create(algorithm, "logistic", epsilon, delta, options)
         source = connection.exec_driver_sql("SELECT 'rows'::regclass::oid").scalar_one()
         self.engine = SqlEngine(connection)
         self.plan = make_plan(spec, n, d)
-        self.packed = self.engine.pack(Request(source, "bench", "y", ["x"], spec), self.plan)
+        self.request = Request(source, "bench", "y", ["x"], spec)
+        self.packing = seconds(self._pack)
         self.engine.begin(self.packed, self.plan)
+
+    def _pack(self) -> None:
+        self.packed = self.engine.pack(self.request, self.plan)
 
     def seconds(self) -> float:
         if self.plan.kernel == "banco":
@@ -47,9 +52,14 @@ class Passes:
 def compare(connection: Connection, n: int, d: int, first: dict[str, Any], second: dict[str, Any]) -> Any:
     """The median seconds of a pass of both, by turns; the first pass of each warms up."""
     pair = [Passes(connection, n, d, **one) for one in (first, second)]
-    times = [[passes.seconds() for passes in pair] for _ in range(PASSES + 1)][1:]
+    times = by_turns(pair)
     for passes in pair:
         passes.close()
+    return times
+
+
+def by_turns(all_of_them: list[Passes]) -> list[float]:
+    times = [[passes.seconds() for passes in all_of_them] for _ in range(PASSES + 1)][1:]
     return [statistics.median(column) for column in zip(*times)]
 
 

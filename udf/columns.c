@@ -190,6 +190,13 @@ typedef struct Reader {
     Snapshot snapshot;
 } Reader;
 
+/* Before PostgreSQL 15 a tuple that is not visible gives its buffer back by itself, and there is no choice. */
+#if PG_VERSION_NUM >= 150000
+#define fetch(relation, snapshot, tuple, buffer) heap_fetch(relation, snapshot, tuple, buffer, false)
+#else
+#define fetch(relation, snapshot, tuple, buffer) heap_fetch(relation, snapshot, tuple, buffer)
+#endif
+
 static void
 corrupted(void)
 {
@@ -229,7 +236,7 @@ read_run(const Reader *r, int j, int run)
     bool isnull;
 
     tuple.t_self = c->where[(Size)run * c->columns + j];
-    if (!heap_fetch(r->relation, r->snapshot, &tuple, &buffer, false))
+    if (!fetch(r->relation, r->snapshot, &tuple, &buffer))
         corrupted();
     fill_column(c->column + first,
                 (struct varlena *)DatumGetPointer(heap_getattr(&tuple, 2, RelationGetDescr(r->relation), &isnull)),
