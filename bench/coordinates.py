@@ -3,7 +3,7 @@
     pass    cd: as many coordinate steps as there are columns; gcd: one choice. Against an epoch of sgd, batches of 50.
     pack    columns, or rows, against the rows of sgd.
 
-1,000,000 rows x 50 features in the server. Passes are timed by turns, and packings, so that a slow minute of the machine
+1,000,000 rows x 50 features in the server. Passes and packings are timed by turns, so that a slow minute of the machine
 hits all of them; figures are medians.
 """
 
