@@ -45,6 +45,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
 ROWS_AT_ONCE = 10_000  # predicted together
+MOST_SHOWN = 20  # features of a support
 MISSING = {"", "na"}
 
 
@@ -254,6 +255,14 @@ def _pick(model: Model, *names: str) -> dict[str, Any]:
     return {"model": model.name, **{name: getattr(model, name) for name in names}}
 
 
+def _support(model: Model) -> str:
+    """Features that count, from 0, or the first of them."""
+    assert model.support is not None
+    first = ", ".join(str(j) for j in model.support[:MOST_SHOWN])
+    more = ", ..." if len(model.support) > MOST_SHOWN else ""
+    return f"{len(model.support)} of {model.d} features: {first}{more}" if first else f"none of {model.d} features"
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
@@ -414,7 +423,8 @@ def train(source: str, url: str | None, data: str | None, as_json: bool, **given
         _print_json(dataclasses.asdict(model))
         return
     privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
-    _print_facts(_pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note"))
+    facts = _pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note")
+    _print_facts(facts if model.support is None else {**facts, "support": _support(model)})
 
 
 @main.command()

@@ -258,6 +258,17 @@ def test_train_json_is_one_document_with_the_chosen_options(run: Any) -> None:
     assert chosen.items() <= answer["options"].items()
 
 
+def test_train_shows_the_support_of_a_sparse_model(run: Any) -> None:
+    words = ("train", "rows", "--epsilon", "5", "--delta", "1e-6", "--algorithm", "dpgcd", "--constants", "0.1,0.2,0.3")
+    result = run(*words, "--iterations", "1")
+    assert re.search(r"^support +1 of 3 features: [012] *$", result.stdout, re.MULTILINE), result.stdout
+    answer = json.loads(run(*words, "--iterations", "1", "--json").stdout)
+    assert answer["weights"][answer["support"][0]] != 0
+    assert answer["options"]["constants"] == [0.1, 0.2, 0.3]
+    empty = run("train", "rows", "--algorithm", "gcd", "--l1", "1000")
+    assert re.search(r"^support +none of 3 features *$", empty.stdout, re.MULTILINE), empty.stdout
+
+
 def test_train_with_columns_and_without_privacy(run: Any, url: str) -> None:
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("CREATE VIEW wide AS SELECT x[1] AS a, x[2] AS b, x[3] AS c, y > 0 AS t FROM rows"))
