@@ -154,10 +154,14 @@ SUMS = [name for name in PRIVATE if SOLVERS[name].perturbs == "sums"]
 @pytest.mark.parametrize("algorithm", SUMS)
 def test_noise_on_sums_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
     """Half the jump, or a clip that cuts too late, would be found out: some pair of sums is nearly as far apart."""
-    plan = planned(algorithm, loss, {**options, "adjacency": adjacency})
+    nearly_reached(algorithm, loss, {**options, "adjacency": adjacency})
+
+
+def nearly_reached(algorithm: str, loss: str, options: Options) -> None:
+    plan = planned(algorithm, loss, options)
     assert plan is not None
     assert plan.sensitivity is not None
-    _, reached = worst(plan, generator(algorithm, loss, options, adjacency), kernels.play)
+    _, reached = worst(plan, generator(algorithm, loss, options), kernels.play)
     assert 0.9 * plan.sensitivity <= reached <= plan.sensitivity
 
 
@@ -173,11 +177,7 @@ COORDINATES = [name for name in PRIVATE if SOLVERS[name].perturbs == "coordinate
 @pytest.mark.parametrize("algorithm", COORDINATES)
 def test_noise_on_coordinates_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
     """Half the jump, or a cut that comes too late, would be found out: some coordinate moves nearly as far."""
-    plan = planned(algorithm, loss, {**options, "adjacency": adjacency})
-    assert plan is not None
-    assert plan.sensitivity is not None
-    _, reached = worst(plan, generator(algorithm, loss, options, adjacency), kernels.play)
-    assert 0.9 * plan.sensitivity <= reached <= plan.sensitivity
+    nearly_reached(algorithm, loss, {**options, "adjacency": adjacency})
 
 
 @pytest.mark.parametrize("batch_size", [1, 50])
