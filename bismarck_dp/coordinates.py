@@ -15,8 +15,9 @@ sum C_j^2 = C^2, and are added up in units of C_j:
 
 Claim: u_j moves by at most J = 2 (`replace`) or 1 (`zero-out`) when a row differs, in every coordinate, at all weights.
 Proof: one term differs, and has a magnitude of at most 1; a term is a function of its row, the weights and M, which are
-the same on both sides, being made of noisy numbers alone. k is such that n terms add up without rounding (n 2^k <=
-2^52): the sum does not depend on the order of the rows, nor on who adds them up. QED
+the same on both sides, being made of noisy numbers alone. A row that counts for nothing is a row of zeros, and its
+terms are 0 at all weights, which are numbers, however long the steps. k is such that n terms add up without rounding
+(n 2^k <= 2^52): the sum does not depend on the order of the rows, nor on who adds them up. QED
 
 So every noise below is that of one number in units of C_j, and the constants M_j, given or measured, do not enter it.
 Weights are made of noisy numbers alone: prox, steps and averages are post-processing.

@@ -22,6 +22,10 @@ LARGEST = 2.0**31
 """What weights and penalties are cut to, in units of a score."""
 
 
+DIVERGED = 1e150
+"""No weight goes further."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Packed rows, and what a plan makes of them at given weights."""
@@ -62,15 +66,16 @@ class Problem:
         if not math.isfinite(self.plan.clip):
             return np.asarray(terms.sum(axis=0))
         grid = 2.0 ** (max(2, math.frexp(self.plan.n)[1]) - 52)
-        cut = np.clip(np.where(np.isnan(terms), -1.0, terms), -1.0, 1.0)
+        cut = np.clip(np.where(np.isnan(terms), 0.0, terms), -1.0, 1.0)
         return np.asarray((grid * np.rint(cut / grid)).sum(axis=0))
 
     def moved(self, w: float, u: float, j: int, t: int) -> float:
         """Where the prox takes weight j along a noisy sum, at the t-th step."""
         if self.smoothness[j] == 0:
             return w
-        rate = self.plan.schedule.step.at(np.array([float(t)])) / self.smoothness[j]
-        return float(self.penalty.prox(w - rate * self.unit[j] * u, rate)[0])
+        with np.errstate(over="ignore"):
+            rate = np.minimum(self.plan.schedule.step.at(np.array([float(t)])) / self.smoothness[j], DIVERGED)
+        return float(np.clip(self.penalty.prox(w - rate * self.unit[j] * u, rate), -DIVERGED, DIVERGED)[0])
 
     def scores(self, w: Array, u: Array, rule: str) -> Array:
         """What each coordinate promises, in units in which the sums have one sensitivity for all; below zero where the

@@ -245,7 +245,7 @@ def calibrate_sums(
     if tau > min(epsilon / 4, MOST_EXCESS):
         raise BismarckError(
             f"epsilon {epsilon:g} asks for noise that double precision cannot give to {sums.touched} sums",
-            "use a larger epsilon, fewer updates or fewer features",
+            f"use a {'smaller' if epsilon > 1 else 'larger'} epsilon, fewer updates or fewer features",
         )
     left = delta * (1 - 4e-6) * math.exp(-tau)
     # A search may err by a hair: the event that is stored never says more than the noise that is added.

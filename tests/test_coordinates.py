@@ -27,7 +27,7 @@ from bismarck_dp.accounting import Event, epsilon_of, gaussian_multiplier, zcdp_
 from bismarck_dp.choices import Drawn, Exact
 from bismarck_dp.controller.database import Database
 from bismarck_dp.coordinates import SCORES, SLACK, SQUARES
-from bismarck_dp.descent import LARGEST, RULES, Problem
+from bismarck_dp.descent import DIVERGED, LARGEST, RULES, Problem
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.neighbours import pairs, scattered
 from bismarck_dp.recordplay import distance, orders
@@ -137,6 +137,43 @@ def test_no_margin_makes_a_term_longer_than_one(margin: float) -> None:
     columns.margins[3] = margin
     assert run.solver.begin_pass(run.state, 0)
     assert abs(run.column_sum(columns, 0)) <= 1.0
+
+
+BEYOND = (math.nan, math.inf, -math.inf, 1.7e308, -1e200)
+
+
+@pytest.mark.parametrize("margin", BEYOND)
+@pytest.mark.parametrize("loss", SMOOTH)
+def test_a_row_of_zeros_counts_for_nothing_at_any_weights(loss: str, margin: float) -> None:
+    """`zero-out` pays for one term, not for two: against a row of zeros no other is more than one unit away."""
+    plan = planned("dpcd", loss, 8, 1, adjacency="zero-out")
+    run = kernels.Run(plan.kernel_params(), 1, "cd", SEED)
+    assert run.solver.begin_pass(run.state, 0)
+    columns = kernels.Columns(np.zeros((8, 2), np.float32), loss == "squared")
+    columns.margins[:] = margin
+    assert run.column_sum(columns, 0) == 0
+    plan = planned("dpgcd", loss, 8, 2, adjacency="zero-out")
+    run = kernels.Run(plan.kernel_params(), 2, "gcd", SEED)
+    vectors = np.frombuffer(run.state, offset=run.solver.size(0), dtype=np.float64)
+    vectors[:2] = margin
+    assert not kernels._gcd_sums(run, np.zeros((8, 3), np.float32))[0].any()
+
+
+@pytest.mark.parametrize("algorithm", ["dpcd", "dpgcd"])
+def test_steps_of_any_length_leave_numbers_or_are_refused(db: Database, table: Any, algorithm: str) -> None:
+    """Weights beyond all bounds are said to have diverged; none is ever infinite inside, where zeros would count."""
+    rows = table(np.zeros((20, 3), np.float32), np.ones(20))
+    options = {"step": 1e298, "constants": [1e-15, 1.0, 1.0], "clip": 1e15, "iterations": 30, "adjacency": "zero-out"}
+    spec = Spec.create(algorithm, "squared", 12.0, 1e-6, {**options, "seed": SEED})
+    with begun(db, rows.name, spec, 20, 3) as (engine, packed, plan):
+        for _ in range(plan.schedule.passes):
+            engine.epoch(packed, plan)
+        found = np.array(engine.release(packed, plan))
+    packed_rows = kernels.packed((np.zeros((20, 3)), np.ones(20)), plan)
+    expected = expected_of(packed_rows, plan)
+    np.testing.assert_allclose(found, np.where(np.abs(expected) < DIVERGED, expected, np.inf), rtol=1e-9)
+    with pytest.raises(BismarckError, match="training diverged"):
+        db.train(rows.name, model="m", epsilon=12.0, delta=1e-6, algorithm=algorithm, loss="squared", **options)
 
 
 # ---- the minimum ----
@@ -613,6 +650,13 @@ def test_constants_are_paid_for(algorithm: str, delta: float) -> None:
     cost = epsilon_of(Event.from_json(paid["event"]), delta, "replace")
     assert cost.epsilon == pytest.approx(1.0, rel=1e-6)
     assert cost.accountant == paid["accountant"]
+
+
+def test_the_rounding_of_large_sums_is_paid_for() -> None:
+    """Adding noise to a sum of billions errs by more than adding it to a sum of hundreds."""
+    spec = {"algorithm": "dpcd", "loss": "logistic", "d": 9, "epsilon": 100.0, "delta": 1e-6, "iterations": 50}
+    small, large = (explain(**spec, n=n)["noise_scale"] * n for n in (100, 2**31))
+    assert 1 + 1e-6 < large / small < 1.1
 
 
 # ---- bad input ----

@@ -265,6 +265,13 @@ MUTATIONS = [
         "test_coordinates.py::test_a_step_has_its_gaussian_noise",
     ),
     Mutation(
+        "a row of zeros that counts",
+        "udf/kernels/descent.c",
+        "t = t == t ? t : 0.0;",
+        "t = t == t ? t : -1.0;",
+        "test_coordinates.py::test_a_row_of_zeros_counts_for_nothing_at_any_weights",
+    ),
+    Mutation(
         "a derivative that is not cut",
         "udf/kernels/descent.c",
         "s->bound = cut ? 1.0 : INFINITY;",

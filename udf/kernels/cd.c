@@ -211,7 +211,7 @@ cd_output(const void *body, double *w)
 {
     const Cd *s = body;
 
-    memcpy(w, WEIGHTS(s), (size_t)s->base.d * sizeof(double));
+    dp_descent_output(&s->base, WEIGHTS(s), w);
 }
 
 static int

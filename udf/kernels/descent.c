@@ -7,8 +7,10 @@
  *
  * A term is rounded to a multiple of q = 2^(e - 52), where 2^e >= n: adding up to n of them is exact, in any order, so
  * that one row changes u_j by no more than its own two terms. Rounding adds 1.5 2^e to a term and takes it away again:
- * numbers from 2^e to 2^(e + 1) are the multiples of q. A slope that is no number counts as one of magnitude 1. Without
- * noise terms are neither cut nor rounded.
+ * numbers from 2^e to 2^(e + 1) are the multiples of q. Without noise terms are neither cut nor rounded.
+ *
+ * A row of zeros has terms that are exactly 0, whatever the weights: `zero-out` stands on that. Weights and rates are
+ * kept below 1e150, so that margins are numbers; if a term is none all the same, it counts for nothing.
  *
  * Rows come packed: a label, then d features, then the next row.
  */
@@ -159,6 +161,7 @@ term(double slope, float x, double per_unit, double bound, double magic)
 {
     double t = slope * (double)x * per_unit;
 
+    t = t == t ? t : 0.0;
     t = t > -bound ? t : -bound;
     t = t < bound ? t : bound;
     return (t + magic) - magic;
@@ -227,10 +230,19 @@ dp_descent_prox(const DpDescent *s, double w, double g, double smoothness, int64
 
     if (!(smoothness > 0))
         return w;
-    rate = dp_step(&s->step, t) / smoothness;
+    rate = fmin(dp_step(&s->step, t) / smoothness, DP_DIVERGED);
     moved = w - rate * g;
     moved = copysign(fmax(fabs(moved) - rate * s->l1, 0.0), moved) / (1.0 + rate * s->lambda);
+    moved = fmax(-DP_DIVERGED, fmin(DP_DIVERGED, moved));
     return fmax(-s->box, fmin(s->box, moved)) + 0.0; /* never minus zero */
+}
+
+/* A weight at the limit did not come there by descending: whoever reads it must not take it for one. */
+void
+dp_descent_output(const DpDescent *s, const double *weights, double *w)
+{
+    for (int j = 0; j < s->d; j++)
+        w[j] = fabs(weights[j]) < DP_DIVERGED ? weights[j] : INFINITY;
 }
 
 double

@@ -4,6 +4,9 @@
 
 #include "kernels.h"
 
+/* No weight goes further: products of it with any bounds are still numbers. */
+#define DP_DIVERGED 1e150
+
 typedef struct DpDescent {
     int32_t d;
     int32_t loss;     /* index of the loss */
@@ -44,6 +47,7 @@ extern void dp_descent_add_terms(const DpDescent *s, const double *slopes, const
 
 /* Where weight w goes along derivative g, at the t-th step: a prox of the penalty. */
 extern double dp_descent_prox(const DpDescent *s, double w, double g, double smoothness, int64_t t);
+extern void dp_descent_output(const DpDescent *s, const double *weights, double *w);
 extern double dp_descent_penalty(const DpDescent *s, const double *w);
 
 #endif

@@ -37,6 +37,7 @@
 #include "descent.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define SCORES 0x1p20
@@ -281,23 +282,20 @@ choose(Gcd *s, int left, DpPool *pool)
     return chosen;
 }
 
-/* Without noise: the first of the best that was not taken yet; a taken one is marked by its coordinate. */
+/* A score and whose it is, in the room of scores and coordinates. */
+typedef struct Scored {
+    double score;
+    int64_t j;
+} Scored;
+
 static int
-best(Gcd *s)
+by_score(const void *a, const void *b)
 {
-    double most = -INFINITY;
-    int chosen = 0;
+    const Scored *first = a, *second = b;
 
-    for (int j = 0; j < s->base.d; j++) {
-        double score = COORDINATE(s)[j] < 0 ? -INFINITY : score_of(s, j);
-
-        if (score > most) {
-            most = score;
-            chosen = j;
-        }
-    }
-    COORDINATE(s)[chosen] = -1;
-    return chosen;
+    if (first->score != second->score)
+        return first->score > second->score ? -1 : 1;
+    return first->j < second->j ? -1 : 1;
 }
 
 static void
@@ -311,12 +309,24 @@ move(Gcd *s, int j, DpPool *pool)
         dp_descent_prox(&s->base, WEIGHTS(s)[j], UNIT(s)[j] * u, SMOOTHNESS(s)[j], 1 + s->base.pass - s->base.measures);
 }
 
+/* Without noise: the best ones, of equal ones the first. */
 static void
 move_best(Gcd *s)
 {
-    memset(COORDINATE(s), 0, (size_t)s->base.d * sizeof(int32_t));
+    Scored *scored = (Scored *)SCORE(s), best = {-INFINITY, 0};
+
+    for (int j = 0; j < s->base.d; j++) {
+        scored[j] = (Scored){score_of(s, j), j};
+        if (scored[j].score > best.score)
+            best = scored[j];
+    }
+    if (s->top == 1) {
+        move(s, (int)best.j, NULL);
+        return;
+    }
+    qsort(scored, (size_t)s->base.d, sizeof(Scored), by_score);
     for (int i = 0; i < s->top; i++)
-        move(s, best(s), NULL);
+        move(s, (int)scored[i].j, NULL);
 }
 
 static void
@@ -358,7 +368,7 @@ gcd_output(const void *body, double *w)
 {
     const Gcd *s = body;
 
-    memcpy(w, WEIGHTS(s), (size_t)s->base.d * sizeof(double));
+    dp_descent_output(&s->base, WEIGHTS(s), w);
 }
 
 static int
