@@ -56,12 +56,12 @@ lint: env
 	.venv/bin/ruff check $(all_python) tools
 	.venv/bin/ruff format --check $(all_python) tools
 	.venv/bin/mypy -p bismarck_dp
-	clang-format --dry-run -Werror $(c_sources) tests/*.c
+	clang-format --dry-run -Werror $(c_sources) tests/*.c bench/*.c
 
 format: env
 	.venv/bin/ruff check --fix $(all_python) tools
 	.venv/bin/ruff format $(all_python) tools
-	clang-format -i $(c_sources) tests/*.c
+	clang-format -i $(c_sources) tests/*.c bench/*.c
 
 # Into the PostgreSQL that PG_CONFIG names: the extension, and beside it the Python it runs. Needs the right to write there.
 # Where the libraries come from elsewhere (Debian's packages, say): make install PIP_FLAGS="--no-deps --no-build-isolation"

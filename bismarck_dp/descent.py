@@ -25,6 +25,9 @@ LARGEST = 2.0**31
 DIVERGED = 1e150
 """No weight goes further."""
 
+SANE = 1e100
+"""A weight beyond is infinite when it is released."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -152,7 +155,7 @@ def train_cd(problem: Problem, orders: list[Any], noises: list[Iterator[Array] |
             iterates.append(w)
         if schedule.average == "all" or (schedule.average == "suffix" and r == len(orders) - 1):
             w = np.mean(iterates, axis=0)
-    return w
+    return _released(w)
 
 
 def train_gcd(problem: Problem, noises: list[Iterator[Array] | None], choices: list[Choices | None]) -> Array:
@@ -163,7 +166,11 @@ def train_gcd(problem: Problem, noises: list[Iterator[Array] | None], choices: l
         u = problem.sums(w)
         for j in _best(problem.scores(w, u, plan.extra["rule"]), plan, choice):
             w[j] = problem.moved(w[j], _noisy(u[j], plan, noise), j, t)
-    return w
+    return _released(w)
+
+
+def _released(w: Array) -> Array:
+    return np.where(np.abs(w) < SANE, w, np.inf)
 
 
 def _rounds(plan: Plan) -> Rounds:

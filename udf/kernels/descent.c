@@ -237,12 +237,12 @@ dp_descent_prox(const DpDescent *s, double w, double g, double smoothness, int64
     return fmax(-s->box, fmin(s->box, moved)) + 0.0; /* never minus zero */
 }
 
-/* A weight at the limit did not come there by descending: whoever reads it must not take it for one. */
+/* A weight of that size, or a mean of such, did not come there by descending: nobody must take it for one. */
 void
 dp_descent_output(const DpDescent *s, const double *weights, double *w)
 {
     for (int j = 0; j < s->d; j++)
-        w[j] = fabs(weights[j]) < DP_DIVERGED ? weights[j] : INFINITY;
+        w[j] = fabs(weights[j]) < DP_SANE ? weights[j] : INFINITY;
 }
 
 double

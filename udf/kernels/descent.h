@@ -7,6 +7,9 @@
 /* No weight goes further: products of it with any bounds are still numbers. */
 #define DP_DIVERGED 1e150
 
+/* And none beyond this is released. */
+#define DP_SANE 1e100
+
 typedef struct DpDescent {
     int32_t d;
     int32_t loss;     /* index of the loss */
