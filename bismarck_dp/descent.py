@@ -25,6 +25,9 @@ LARGEST = 2.0**31
 DIVERGED = 1e150
 """No weight goes further."""
 
+STEEPEST = 1e200
+"""No slope is steeper, or no number."""
+
 SANE = 1e100
 """A weight beyond is infinite when it is released."""
 
@@ -65,12 +68,12 @@ class Problem:
         """u."""
         with np.errstate(all="ignore"):
             slopes = LOSSES[self.plan.spec.loss].slope(self.x @ w, self.y, self.plan.loss_param)
+            slopes = np.clip(np.where(np.isnan(slopes), 0.0, slopes), -STEEPEST, STEEPEST)
             terms = slopes[:, None] * self.x / np.where(self.cut > 0, self.cut, np.inf)
         if not math.isfinite(self.plan.clip):
             return np.asarray(terms.sum(axis=0))
         grid = 2.0 ** (max(2, math.frexp(self.plan.n)[1]) - 52)
-        cut = np.clip(np.where(np.isnan(terms), 0.0, terms), -1.0, 1.0)
-        return np.asarray((grid * np.rint(cut / grid)).sum(axis=0))
+        return np.asarray((grid * np.rint(np.clip(terms, -1.0, 1.0) / grid)).sum(axis=0))
 
     def moved(self, w: float, u: float, j: int, t: int) -> float:
         """Where the prox takes weight j along a noisy sum, at the t-th step."""

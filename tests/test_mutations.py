@@ -266,9 +266,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a row of zeros that counts",
-        "udf/kernels/descent.c",
-        "t = t == t ? t : 0.0;",
-        "t = t == t ? t : -1.0;",
+        "udf/kernels/losses.c",
+        "double most = clip < DP_STEEPEST ? clip : DP_STEEPEST;",
+        "double most = clip;",
         "test_coordinates.py::test_a_row_of_zeros_counts_for_nothing_at_any_weights",
     ),
     Mutation(

@@ -9,8 +9,9 @@
  * that one row changes u_j by no more than its own two terms. Rounding adds 1.5 2^e to a term and takes it away again:
  * numbers from 2^e to 2^(e + 1) are the multiples of q. Without noise terms are neither cut nor rounded.
  *
- * A row of zeros has terms that are exactly 0, whatever the weights: `zero-out` stands on that. Weights and rates are
- * kept below 1e150, so that margins are numbers; if a term is none all the same, it counts for nothing.
+ * A row of zeros has terms that are exactly 0, whatever the weights: `zero-out` stands on that. A slope is a number,
+ * and at most DP_STEEPEST, whatever the margin; times a float and 1 / C_j it stays one. (Weights and rates are kept
+ * below 1e150, so that margins are numbers, too.)
  *
  * Rows come packed: a label, then d features, then the next row.
  */
@@ -161,7 +162,6 @@ term(double slope, float x, double per_unit, double bound, double magic)
 {
     double t = slope * (double)x * per_unit;
 
-    t = t == t ? t : 0.0;
     t = t > -bound ? t : -bound;
     t = t < bound ? t : bound;
     return (t + magic) - magic;

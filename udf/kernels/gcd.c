@@ -132,13 +132,19 @@ margin(const Gcd *s, const float *x)
 }
 
 static double
+finite_slope(double slope)
+{
+    return isnan(slope) ? 0.0 : fmax(-DP_STEEPEST, fmin(DP_STEEPEST, slope));
+}
+
+static double
 slope_of(Gcd *s, const DpLoss *loss, const float *row)
 {
     double y = (double)row[0], z = margin(s, row + 1);
 
     if (s->base.track)
         s->loss_sum += loss->value(z, y, s->base.loss_param);
-    return loss->slope(z, y, s->base.loss_param);
+    return finite_slope(loss->slope(z, y, s->base.loss_param));
 }
 
 static void

@@ -33,11 +33,13 @@ typedef struct DpParams {
 
 /* ---- losses: scalar functions of the margin z = <w, x> and the label y; a loss never meets the features ---- */
 
+#define DP_STEEPEST 1e200 /* no slope among many is steeper, or no number, whatever z is */
+
 typedef struct DpLoss {
     const char *name;
     double (*value)(double z, double y, double param);
     double (*slope)(double z, double y, double param);                           /* derivative in z */
-    void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-12 */
+    void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-12; finite */
 } DpLoss;
 
 extern const DpLoss *dp_loss_named(const char *name); /* NULL when there is none */

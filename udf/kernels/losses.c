@@ -137,11 +137,13 @@ hinge_slopes(const double *z, double *out, int n, double y, double param)
 DP_VECTORISED static void
 squared_slopes(const double *z, double *out, int n, double y, double clip)
 {
+    double most = clip < DP_STEEPEST ? clip : DP_STEEPEST;
+
     for (int i = 0; i < n; i++) {
         double r = z[i] - y;
 
-        r = r > -clip ? r : -clip;
-        out[i] = r < clip ? r : clip;
+        r = r > -most ? r : -most;
+        out[i] = r < most ? r : most;
     }
 }
 
