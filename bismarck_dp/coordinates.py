@@ -262,8 +262,8 @@ class PrivateCoordinates(Private, Coordinates):
         return param, min(clip, steep), clip
 
     def _calibrator(self, setting: Setting, schedule: Rounds) -> Gaussians | ZcdpSum | PureSum:
-        """What prices all steps together."""
-        raise NotImplementedError
+        """What prices all steps together: one Gaussian each, unless a solver releases more."""
+        return Gaussians(schedule.total_updates)
 
     def _noise(self, setting: Setting) -> tuple[Noise, Gaussians | ZcdpSum | PureSum]:
         """The noise of u_j, and its calibrator; both follow from the setting alone."""
@@ -317,13 +317,13 @@ class Dpcd(PrivateCoordinates, Cd):
         average = setting.spec.options["average"] or "all"
         return self._rounds(setting, setting.spec.options["inner_iterations"] or setting.width, average, 1)
 
-    def _calibrator(self, setting: Setting, schedule: Rounds) -> Gaussians:
-        if setting.spec.delta == 0:
+    def setting(self, spec: Spec, n: int, d: int) -> Setting:
+        if spec.delta == 0:
             raise BismarckError(
                 'algorithm "dpcd" is private for delta above 0 only',
                 "pass a delta far below 1/n, for example 1e-6, or use dpgcd",
             )
-        return Gaussians(schedule.total_updates)
+        return super().setting(spec, n, d)
 
 
 class Dpgcd(PrivateCoordinates, Gcd):
