@@ -17,12 +17,12 @@
  * (bismarck_dp/coordinates.py) and, as C_j / sqrt(M_j) is the same for all j, has the same unit for all j. With noise,
  * scores become whole numbers of steps of 2^-20, and the choice is the exponential mechanism's, exact (exact.c).
  *
- * With v = W - k, p has the sign of v, or is 0 if |v| <= t. Then, s being that sign, and a = p - W the move,
+ * With v = W - k, p has the sign of v, or is 0 if |v| <= t. Then, s being that sign, a = p - W the move, and R standing
+ * for 2 t (|W| - s W),
  *
- *     p = 0:        a = -W,                              2 q = W^2 + l W^2 + 2 |W| (t - sign(W) v)
- *     within +-B:   a = -(k + s t + l W) / (1 + l),       2 q = (k + s t + l W)^2 / (1 + l) + 2 t (|W| - s W)
- *     at s B:       a = s B - W,                          2 q = (1 + l) a^2 + 2 |a| (|v| - t - (1 + l) B) + 2 t (|W| -
- * s W)
+ *     p = 0:        a = -W,                          2 q = W^2 + l W^2 + 2 |W| (t - sign(W) v)
+ *     within +-B:   a = -(k + s t + l W) / (1 + l),   2 q = (k + s t + l W)^2 / (1 + l) + R
+ *     at s B:       a = s B - W,                      2 q = (1 + l) a^2 + 2 |a| (|v| - t - (1 + l) B) + R
  *
  * CLAIM. Computed scores of two sides differ by at most 16 steps more than the difference of their k.
  * Proof. W, t, B and l are the same on both sides; W, t and B are cut to 2^31, and l to 2^31 / |W|, which makes another
