@@ -9,11 +9,10 @@ hits all of them; figures are medians.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from typing import Any
 
-from noisy import DELTA, PASSES, Passes, by_turns
+from noisy import DELTA, PASSES, Passes, by_turns, shape
 from rich.console import Console
 from rich.table import Table
 from run import Connection, make_rows, server
@@ -47,11 +46,7 @@ def measure(connection: Connection, n: int, d: int, case: dict[str, Any]) -> tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--features", type=int, default=50)
-    arguments = parser.parse_args()
-    n, d = arguments.rows, arguments.features
+    n, d = shape(__doc__)
     table = Table("", "pass", "of sgd", "ratio", "to reach", "pack", "of sgd", "ratio", "to reach",
                   title=f"{n:,} rows x {d} features")  # fmt: skip
     with server() as db, db.engine.begin() as connection:

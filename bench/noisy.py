@@ -80,12 +80,17 @@ def cases() -> list[tuple[str, dict[str, Any], dict[str, Any], str]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def shape(description: str | None) -> tuple[int, int]:
+    """Rows and features, from the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--features", type=int, default=50)
     arguments = parser.parse_args()
-    n, d = arguments.rows, arguments.features
+    return arguments.rows, arguments.features
+
+
+def main() -> None:
+    n, d = shape(__doc__)
     table = Table("pass", "seconds", "of sgd, same batches", "ratio", "to reach", title=f"{n:,} rows x {d} features")
     with server() as db, db.engine.begin() as connection:
         make_rows(connection, "rows", n, d)

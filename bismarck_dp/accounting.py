@@ -436,11 +436,9 @@ def _with_sampling(
     beside = _unsampled_cost(Counter(), rest, delta / 2)
     costs = []
     if all(isinstance(leaf, LaplaceDpEvent) for leaf in rest):
-        costs.append(
-            Cost(poisson.epsilon(steps, adjacency, delta) + _unsampled_cost(Counter(), rest, 0.0).epsilon, "pld+pure")
-        )
-    if beside.accountant == "zcdp":
-        costs.append(Cost(poisson.epsilon(steps, adjacency, delta / 2) + beside.epsilon, "pld+zcdp"))
+        costs.append(Cost(poisson.epsilon(steps, adjacency, delta) + _pure_epsilon(rest), "pld+pure"))
+    if beside.accountant != "pure":
+        costs.append(Cost(poisson.epsilon(steps, adjacency, delta / 2) + beside.epsilon, f"pld+{beside.accountant}"))
     return min(costs, key=lambda cost: cost.epsilon)
 
 

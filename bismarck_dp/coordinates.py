@@ -202,14 +202,18 @@ class Cd(Coordinates):
     kernel = "cd"
     layout = "columns"
     options = SHARED | {"inner_iterations", "average", "tolerance"}
+    default_average = "none"
 
     def _schedule(self, setting: Setting) -> Schedule:
-        options = setting.spec.options
-        return self._rounds(setting, options["inner_iterations"] or setting.width, options["average"] or "none", 1)
+        average = setting.spec.options["average"] or self.default_average
+        return self._rounds(setting, self._steps(setting), average, 1)
+
+    def _steps(self, setting: Setting) -> int:
+        """K."""
+        return int(setting.spec.options["inner_iterations"] or setting.width)
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
-        steps = setting.spec.options["inner_iterations"] or setting.width
-        return {**super()._extra(setting, noise), "inner_iterations": steps}
+        return {**super()._extra(setting, noise), "inner_iterations": self._steps(setting)}
 
 
 class Gcd(Coordinates):
@@ -312,10 +316,7 @@ class Dpcd(PrivateCoordinates, Cd):
     name = "dpcd"
     options = (Cd.options | {"adjacency", "clip", "private_constants"}) - {"tolerance"}
     default_iterations = 5
-
-    def _schedule(self, setting: Setting) -> Schedule:
-        average = setting.spec.options["average"] or "all"
-        return self._rounds(setting, setting.spec.options["inner_iterations"] or setting.width, average, 1)
+    default_average = "all"
 
     def setting(self, spec: Spec, n: int, d: int) -> Setting:
         if spec.delta == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -658,6 +659,23 @@ def test_prices_sampling_beside_others() -> None:
     with pytest.raises(BismarckError, match="sampled LaplaceDpEvent has no accountant"):
         epsilon_of(PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)), 1e-6, "replace")
     assert epsilon_of(sampled, 0.0, "replace").epsilon == math.inf
+
+
+def test_every_mixture_has_a_price() -> None:
+    """Samples, Gaussians, Laplace noise and zCDP in any company: the price is finite, and no more than of the parts."""
+    parts: dict[str, Event] = {
+        "sampled": SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0)), 10),
+        "gaussian": GaussianDpEvent(8.0),
+        "laplace": SelfComposedDpEvent(LaplaceDpEvent(20.0), 2),
+        "zcdp": ZCDpEvent(0.01),
+    }
+    delta = 1e-6
+    alone = {name: epsilon_of(part, delta / 4, "replace").epsilon for name, part in parts.items()}
+    for size in range(1, 5):
+        for names in itertools.combinations(parts, size):
+            found = epsilon_of(ComposedDpEvent(tuple(parts[name] for name in names)), delta, "replace").epsilon
+            assert max(epsilon_of(parts[name], delta, "replace").epsilon for name in names) <= found * (1 + 1e-9)
+            assert found <= sum(alone[name] for name in names) * (1 + 1e-9), names
 
 
 @pytest.mark.filterwarnings("error")
