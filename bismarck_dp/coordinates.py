@@ -41,12 +41,10 @@ from .mechanisms import Noise, Sums, calibrate_sums
 from .penalties import Separable
 from .sensitivity import Pulse, Schedule
 from .sgd import Private, Setting, Sgd, replace_options
-from .spec import COORDINATE, Spec
+from .spec import COORDINATE, ROWS, Spec
 from .steps import Step
 
-SHARED = frozenset(
-    {"lambda", "step", "fit_intercept", "huber_h", "feature_bound", "label_bound", "classes", "seed"}
-) | (COORDINATE - {"inner_iterations", "rule", "top", "private_constants"})
+SHARED = ROWS | {"lambda", "step", "huber_h"} | (COORDINATE - {"inner_iterations", "rule", "top", "private_constants"})
 """Options of all of them."""
 
 SQUARES = 2**20
@@ -83,6 +81,8 @@ class Rounds(Schedule):
     width: int = 1
     measures: bool = False
     reads_columns: bool = False
+    distinct: bool = False
+    """no coordinate is drawn twice in a round"""
 
     def updates(self, rows: int) -> int:
         return self.steps

@@ -25,7 +25,7 @@ from .errors import BismarckError
 from .losses import LOSSES
 from .mechanisms import Noise, calibrate
 from .noisy import Banco
-from .plan import json_number, label_params
+from .plan import json_number, label_params, scales
 from .sgd import Setting
 from .spec import OPTIONS, Spec
 
@@ -57,8 +57,7 @@ def gradient_params(state: Any, epsilon: float, delta: float) -> dict[str, Any]:
     options = setting.spec.options
     return {
         "d": setting.d,
-        "fit_intercept": options["fit_intercept"],
-        "feature_bound": options["feature_bound"],
+        **{name: options[name] for name in ("fit_intercept", "feature_bound", "scale", "normalize")},
         **label_params(setting.spec),
         "loss": setting.spec.loss,
         "loss_param": json_number(setting.param),
@@ -103,6 +102,8 @@ def model(state: Any) -> dict[str, Any]:
         "private": True,
         "note": "noise is added by each provider, in dp_local_gradient; this server cannot see whether it was",
         "feature_bound": spec.options["feature_bound"],
+        "scale": scales(spec, setting.d),
+        "normalize": spec.options["normalize"],
         "event": noise.event.to_json(),
     }
     classes = (spec.options["classes"] or [-1.0, 1.0]) if LOSSES[spec.loss].classification else []

@@ -2,10 +2,14 @@
 
 A loss never sees features. For rows of norm at most F it is `F * steepness` Lipschitz and `F**2 * curvature` smooth
 in w. Adding one is an entry here and one in udf/kernels/losses.c; the contract tests pick it up.
+
+A dual variable a belongs to a row; with two classes y a lies between 0 and 1. A row that counts for nothing has the
+label 0 there: its loss is a constant, and its dual variable is 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +32,10 @@ class Loss:
     """sup |slope|"""
     curvature: Callable[[float], float | None]
     """sup |slope'|, None where the slope jumps"""
+    conjugate: Callable[[Array, Array, float], Array]
+    """of a dual variable a and y: sup over z of -a z - value(z)"""
+    dual: Callable[[Array, Array, Array, Array, float], Array]
+    """of z, y, a and c: the b near which conjugate(b) + z (b - a) + c (b - a)^2 / 2 is least; exact but for logistic"""
 
 
 def _logistic_value(z: Array, y: Array, _: float) -> Array:
@@ -67,11 +75,96 @@ def _squared_slope(z: Array, y: Array, clip: float) -> Array:
     return np.clip(z - y, -clip, clip)
 
 
+def _constant(y: Array, otherwise: Array, value: float) -> Array:
+    return np.where(y == 0, -value, otherwise)
+
+
+def _logistic_conjugate(a: Array, y: Array, _: float) -> Array:
+    b = np.clip(y * a, 0.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = [np.where(p > 0, p * np.log(p), 0.0) for p in (b, 1 - b)]
+    return _constant(y, entropy[0] + entropy[1], math.log(2))
+
+
+def _logistic_dual(z: Array, y: Array, a: Array, c: Array, _: float) -> Array:
+    """One Newton step, from the share 4 / (4 + c) of the way to the slope's own dual variable, kept on that way."""
+    m, before = y * z, np.clip(y * a, 0.0, 1.0)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        u = 1 / (1 + np.exp(m))
+        b = before + (u - before) * 4 / (4 + c)
+        rise = np.log(b / (1 - b)) + m + c * (b - before)
+        step = np.where((b > 0) & (b < 1), rise / (1 / (b * (1 - b)) + c), 0.0)
+    return y * np.clip(b - step, np.minimum(before, u), np.maximum(before, u))
+
+
+def _huber_conjugate(a: Array, y: Array, h: float) -> Array:
+    b = np.clip(y * a, 0.0, 1.0)
+    return _constant(y, h * b**2 - (1 + h) * b, float(_huber_value(np.zeros(1), np.zeros(1), h)[0]))
+
+
+def _huber_dual(z: Array, y: Array, a: Array, c: Array, h: float) -> Array:
+    before = np.clip(y * a, 0.0, 1.0)
+    with np.errstate(divide="ignore"):
+        return y * np.clip(before + (1 + h - y * z - 2 * h * before) / (2 * h + c), 0.0, 1.0)
+
+
+def _hinge_conjugate(a: Array, y: Array, _: float) -> Array:
+    return _constant(y, -np.clip(y * a, 0.0, 1.0), 1.0)
+
+
+def _hinge_dual(z: Array, y: Array, a: Array, c: Array, _: float) -> Array:
+    return _huber_dual(z, y, a, c, 0.0)
+
+
+def _squared_conjugate(a: Array, y: Array, _: float) -> Array:
+    return 0.5 * a**2 - a * y
+
+
+def _squared_dual(z: Array, y: Array, a: Array, c: Array, clip: float) -> Array:
+    return np.clip(a + (y - z - a) / (1 + c), -clip, clip)
+
+
 _ALL = [
-    Loss("logistic", True, _logistic_value, _logistic_slope, lambda _: 1.0, lambda _: 0.25),
-    Loss("huber", True, _huber_value, _huber_slope, lambda _: 1.0, lambda h: 1 / (2 * h)),
-    Loss("hinge", True, _hinge_value, _hinge_slope, lambda _: 1.0, lambda _: None),
-    Loss("squared", False, _squared_value, _squared_slope, lambda clip: clip, lambda _: 1.0),
+    Loss(
+        "logistic",
+        classification=True,
+        value=_logistic_value,
+        slope=_logistic_slope,
+        steepness=lambda _: 1.0,
+        curvature=lambda _: 0.25,
+        conjugate=_logistic_conjugate,
+        dual=_logistic_dual,
+    ),
+    Loss(
+        "huber",
+        classification=True,
+        value=_huber_value,
+        slope=_huber_slope,
+        steepness=lambda _: 1.0,
+        curvature=lambda h: 1 / (2 * h),
+        conjugate=_huber_conjugate,
+        dual=_huber_dual,
+    ),
+    Loss(
+        "hinge",
+        classification=True,
+        value=_hinge_value,
+        slope=_hinge_slope,
+        steepness=lambda _: 1.0,
+        curvature=lambda _: None,
+        conjugate=_hinge_conjugate,
+        dual=_hinge_dual,
+    ),
+    Loss(
+        "squared",
+        classification=False,
+        value=_squared_value,
+        slope=_squared_slope,
+        steepness=lambda clip: clip,
+        curvature=lambda _: 1.0,
+        conjugate=_squared_conjugate,
+        dual=_squared_dual,
+    ),
 ]
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in _ALL}

@@ -36,6 +36,8 @@ class Model:
     support: npt.NDArray[np.int64] | None
     """places of the weights that are not zero, counted from 0 as NumPy does (the database counts from 1)"""
     trust: str | None
+    gap: float | None
+    """how far the training objective is from its minimum at most (scd)"""
     passes: float
     seconds: float
     created: Any
@@ -45,6 +47,10 @@ class Model:
     label: str
     features: list[str]
     feature_bound: float
+    scale: Array | None
+    """features are divided by these, and cut to ±1"""
+    normalize: bool
+    """rows are scaled to the feature bound, short ones too"""
     options: dict[str, Any] = field(repr=False)
     plan: dict[str, Any] = field(repr=False)
     event: dict[str, Any] = field(repr=False)
@@ -57,8 +63,10 @@ class Model:
             values[name] = np.array(values[name], dtype=np.float64)
         if values["support"] is not None:
             values["support"] = np.array(values["support"], dtype=np.int64) - 1
+        if values["scale"] is not None:
+            values["scale"] = np.array(values["scale"], dtype=np.float64)
         # JSON writes a whole number without its point.
-        for name in ("epsilon", "delta", "sensitivity", "noise_scale", "passes", "seconds", "feature_bound"):
+        for name in ("epsilon", "delta", "sensitivity", "noise_scale", "gap", "passes", "seconds", "feature_bound"):
             values[name] = None if values[name] is None else float(values[name])
         return cls(**values)
 
@@ -84,11 +92,12 @@ class Model:
         return Event.from_json(self.event).to_dp_event()
 
     def decision_function(self, x: npt.ArrayLike) -> Array:
-        """Margins of rows, scaled to the feature bound as they were in training."""
+        """Margins of rows, scaled as they were in training."""
         rows = np.atleast_2d(np.asarray(x, dtype=np.float64))
         if rows.shape[1] != self.d:
             raise BismarckError(f'model "{self.name}" has {self.d} features, not {rows.shape[1]}')
-        packed = clip_rows(rows, self.feature_bound, len(self.intercept) > 0).astype(np.float64)
+        intercept = len(self.intercept) > 0
+        packed = clip_rows(rows, self.feature_bound, intercept, self.scale, self.normalize).astype(np.float64)
         margins = packed @ np.concatenate([self.weights, self.intercept])
         margins[~np.isfinite(rows).all(axis=1)] = np.nan
         return np.asarray(margins, dtype=np.float64)

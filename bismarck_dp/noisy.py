@@ -27,7 +27,7 @@ from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial
 from .plan import Plan
 from .sensitivity import Pulse, Schedule
 from .sgd import Private, Setting, replace_options
-from .spec import Spec
+from .spec import ROWS, Spec
 from .steps import Step
 
 DEFAULT_RADIUS = 10.0
@@ -142,11 +142,22 @@ class Poisson(Noisy):
             )
         steps = -(-n // b) * spec.options["epochs"]
         probability = min(1.0, b / n * (1 + RATE_ERROR))
-        rows = most_of_binomial(n, b / n, steps, spec.epsilon, spec.delta)
-        bound = row_bound(setting, rows)
+        rows = self._most_rows(setting)
+        bound, sensitivity = self._jumps(setting, rows)
         sums = Sums(touched=steps, width=setting.width, reach=rows * setting.lipschitz, draws=float(b) * steps)
         calibrator = PoissonGaussians(probability, steps, spec.options["adjacency"])
-        return jumps(setting) * bound, calibrate_sums(sums, bound, spec.epsilon, spec.delta, calibrator)
+        return sensitivity, calibrate_sums(sums, bound, spec.epsilon, spec.delta, calibrator)
+
+    def _most_rows(self, setting: Setting) -> float:
+        """Rows of the largest batch of the run, but for a probability that is paid for."""
+        spec, n, b = setting.spec, setting.n, setting.batch_size
+        assert spec.epsilon is not None
+        return most_of_binomial(n, b / n, -(-n // b) * spec.options["epochs"], spec.epsilon, spec.delta)
+
+    def _jumps(self, setting: Setting, rows: float) -> tuple[float, float]:
+        """How far a row that joins a batch of at most so many moves its sum, and the sensitivity of a sum."""
+        bound = row_bound(setting, rows)
+        return bound, jumps(setting) * bound
 
 
 class Dpsgd(Poisson):
@@ -203,9 +214,7 @@ class Banco(Noisy):
 
     name = "banco"
     kernel = "banco"
-    options = frozenset(
-        {"clip", "fit_intercept", "huber_h", "adjacency", "feature_bound", "label_bound", "classes", "seed"}
-    )
+    options = ROWS | {"clip", "huber_h", "adjacency"}
 
     def _batch_size(self, asked: int | None, n: int) -> int:
         return 1

@@ -29,9 +29,11 @@ class Plan:
     """of what noise is added to: the weights, or the sum of a batch"""
     noise: Noise
     perturbs: str
-    """nothing, output, sums or coordinates"""
+    """nothing, output, sums, coordinates or moves"""
     layout: str
     """of the packed copy: rows or columns"""
+    remembers: bool
+    """whether the server keeps a number for each row while it trains"""
     private: bool
     notes: tuple[str, ...]
     extra: dict[str, Any]
@@ -65,7 +67,7 @@ class Plan:
     def kernel_params(self) -> dict[str, Any]:
         """What the kernel reads at the start of training."""
         options = self.spec.options
-        inside = self.noise if self.perturbs == "sums" else NO_NOISE
+        inside = self.noise if self.perturbs in ("sums", "moves") else NO_NOISE
         return {
             "private": self.noise.mechanism != "none",
             "loss": self.spec.loss,
@@ -87,9 +89,20 @@ class Plan:
             **self.extra,
         }
 
+    @property
+    def memory(self) -> int:
+        """Bytes that the server keeps for the rows while it trains."""
+        return 8 * self.n if self.remembers else 0
+
     def sample_params(self) -> dict[str, Any]:
-        """What a pass over Poisson samples reads."""
-        return {"n": self.n, "probability": self.schedule.probability, "updates": self.schedule.updates(self.n)}
+        """What a pass over Poisson samples reads, or, without a probability, over batches of rows in their order."""
+        schedule = self.schedule
+        return {
+            "n": self.n,
+            "probability": schedule.probability,
+            "updates": schedule.updates(self.n),
+            "batch_size": schedule.batch_size,
+        }
 
     def column_params(self) -> dict[str, Any]:
         """What a pass over columns reads: labels have a column of their own where they are not folded into the data."""
@@ -102,7 +115,7 @@ class Plan:
         the other rows say: what a label means must not depend on another row.
         """
         options = self.spec.options
-        params = {name: options[name] for name in ("fit_intercept", "feature_bound", "seed")}
+        params = {name: options[name] for name in ("fit_intercept", "feature_bound", "scale", "normalize", "seed")}
         # How much is written must not depend on values where something is promised.
         params.update(n=self.n, d=self.d, sparse=self.noise.mechanism == "none")
         return {**params, **label_params(self.spec)}
@@ -147,6 +160,7 @@ class Plan:
             "average": schedule.average,
             "shuffle": schedule.shuffle,
             "workers": schedule.workers,
+            "memory": self.memory or None,
             "selection_epsilon": self.details.get("selection_epsilon"),
             "constants_epsilon": self.details.get("constants_epsilon"),
             "note": self.note,
@@ -160,6 +174,12 @@ def label_params(spec: Spec) -> dict[str, Any]:
         return {"label_bound": json_number(spec.options["label_bound"])}
     negative, positive = classes or (-1.0, 1.0)
     return {"negative": negative, "other_negative": negative if classes else 0.0, "positive": positive}
+
+
+def scales(spec: Spec, d: int) -> list[float] | None:
+    """What each feature is divided by."""
+    scale = spec.options["scale"]
+    return scale if scale is None or isinstance(scale, list) else [scale] * d
 
 
 def json_number(value: float) -> float | str:

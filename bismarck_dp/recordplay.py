@@ -2,7 +2,8 @@
 
 The distance may never exceed the declared sensitivity, on no pair and in no order; `worst` looks for the pair that
 comes nearest to it. It is that of what noise is added to: the released weights, or the first sum that the differing row
-is in. (Later sums are taken at weights which are the same on both sides, being made of noisy sums: they are no other.)
+is in. (Later sums are taken at weights which are the same on both sides, being made of noisy sums: they are no other.
+Where rows are remembered it is the last sum, after sums that were the same: what a row remembers is its own.)
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def noise_alone(plan: Plan, rng: np.random.Generator, times: int) -> Array:
 def orders(plan: Plan, rng: np.random.Generator, place: int | None = None) -> Orders:
     """Random orders as the plan shuffles; `place` is where row 0, the differing one, comes in every pass."""
 
+    if isinstance(plan.schedule, Rounds) and plan.schedule.distinct:
+        return [rng.permutation(plan.width)[: plan.schedule.steps] for _ in range(plan.schedule.rounds)]
     if isinstance(plan.schedule, Rounds):
         return [rng.integers(plan.width, size=plan.schedule.steps) for _ in range(plan.schedule.rounds)]
     if plan.schedule.shuffle == "poisson":

@@ -14,7 +14,7 @@ from typing import Union
 import numpy as np
 import numpy.typing as npt
 
-from . import descent
+from . import ascent, descent
 from .banco import Bet, Learner
 from .choices import Choices, Drawn, Exact
 from .coordinates import Rounds, score_jump
@@ -52,21 +52,31 @@ CHOICES_STREAM = 5 << 33
 COORDINATES_STREAM = 7 << 33
 
 
-def clip_rows(x: npt.ArrayLike, bound: float, intercept: bool = False) -> Floats:
-    """Rows (with a constant 1 behind, when asked) scaled down to L2 norm `bound`; rows that are not finite become
-    zeros.
+def clip_rows(
+    x: npt.ArrayLike,
+    bound: float,
+    intercept: bool = False,
+    scale: npt.ArrayLike | None = None,
+    normalize: bool = False,
+) -> Floats:
+    """Rows, divided by `scale` and cut to ±1 (and with a constant 1 behind) when asked, scaled down to L2 norm `bound`,
+    or to it to be normalized; rows that are not finite become zeros.
     """
     rows = np.asarray(x, dtype=np.float64)
-    if intercept:
-        rows = np.hstack([rows, np.ones((len(rows), 1))])
     finite = np.isfinite(rows).all(axis=1, keepdims=True)
     rows = np.where(finite, rows, 0.0)
+    if scale is not None:
+        with np.errstate(over="ignore"):
+            rows = np.clip(rows / np.asarray(scale, dtype=np.float64), -1.0, 1.0)
+    if intercept:
+        rows = np.hstack([rows, np.where(finite, 1.0, 0.0)])
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(float).tiny)
     unit = np.where((largest > 1e100) | (largest < 1e-100), largest, 1.0)
     norm = np.sqrt(((rows / unit) ** 2).sum(axis=1, keepdims=True))
     with np.errstate(divide="ignore"):
-        scale = np.where(norm <= bound / unit, unit, bound / norm)
-    return _toward_zero(rows / unit * scale)
+        longer = (norm > bound / unit) | (normalize & (norm > 0))
+        factor = np.where(longer, bound / norm, unit)
+    return _toward_zero(rows / unit * factor)
 
 
 def _toward_zero(values: Array) -> Floats:
@@ -85,7 +95,8 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
     else:
         bound = options["label_bound"]
         coded = np.where(np.isfinite(labels), np.clip(labels, -bound, bound), np.nan)
-    features = clip_rows(x, options["feature_bound"], options["fit_intercept"])
+    shape = (options["feature_bound"], options["fit_intercept"], options["scale"], options["normalize"])
+    features = clip_rows(x, *shape)
     raw = np.asarray(x, dtype=np.float64)
     bad = np.isnan(coded) | ~np.isfinite(raw).all(axis=1)
     features[bad] = 0
@@ -166,7 +177,40 @@ def _gcd(
     return descent.train_gcd(_problem(features, labels, plan, noise), noises, choices)
 
 
-KERNELS: dict[str, Callable[..., Array]] = {"sgd": _sgd, "banco": _banco, "cd": _cd, "gcd": _gcd}
+def _scd(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    dual = ascent.Dual.of(features, labels, plan)
+    for j in range(plan.schedule.passes):
+        noises = None if noise is None else noise(j, 0)
+        for rows in _batches(plan.schedule, np.arange(len(labels)) if orders is None else orders[j])[0]:
+            exact = dual.take(rows)
+            dual.v += exact if noises is None else snap(exact + next(noises), plan.noise.grid)
+    return dual.weights
+
+
+def _primal(
+    features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
+) -> Array:
+    """Without orders, blocks come one after the other."""
+    size = plan.schedule.updates(plan.n)
+    blocks = [np.arange(j * size, (j + 1) * size) % plan.width for j in range(len(_passes(plan)))]
+    w = np.zeros(plan.width)
+    for j, block in zip(_passes(plan), blocks if orders is None else orders):
+        assert not isinstance(block, list)
+        moves = ascent.block_moves(features, labels, plan, w, block)
+        w[block] += moves if noise is None else snap(moves + next(noise(j, 0)), plan.noise.grid)
+    return w
+
+
+KERNELS: dict[str, Callable[..., Array]] = {
+    "sgd": _sgd,
+    "banco": _banco,
+    "cd": _cd,
+    "gcd": _gcd,
+    "scd": _scd,
+    "primal": _primal,
+}
 
 
 def coordinate_sums(features: Floats, labels: Floats, plan: Plan, orders: list[Order]) -> Array:
@@ -244,6 +288,8 @@ def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order])
     here they come of exact sums, without projection. Zeros if no batch has the row.
     """
     w = np.zeros(features.shape[1])
+    if plan.kernel == "scd":
+        return ascent.last_sum(features, labels, plan, [_batches(plan.schedule, order)[0] for order in orders])
     if plan.kernel == "banco":
         before = orders[0][: int(np.flatnonzero(orders[0] == 0)[0])]
         learner = Learner.start(Bet(**plan.extra), features.shape[1])
@@ -257,10 +303,20 @@ def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order])
     return w
 
 
+def last_moves(features: Floats, labels: Floats, plan: Plan, orders: list[Order]) -> Array:
+    """The moves of the last block, at weights that do not depend on row 0."""
+    others = features.copy()
+    others[0] = 0
+    w = train(others, labels, plan, orders[:-1])
+    assert not isinstance(orders[-1], list)
+    return ascent.block_moves(features, labels, plan, w, orders[-1])
+
+
 PLAYERS: dict[str, Callable[[Floats, Floats, Plan, list[Order]], Array]] = {
     "output": train,
     "sums": first_sum,
     "coordinates": coordinate_sums,
+    "moves": last_moves,
 }
 """By what a plan perturbs: that, without noise."""
 
@@ -363,9 +419,10 @@ def random_noise(plan: Plan, rng: np.random.Generator) -> Noises:
 
 
 def noises_of(normals: Iterator[float], squares: Iterator[float], plan: Plan) -> Iterator[Array]:
-    """The noise of a plan's sums: of vectors, or of one coordinate in units of its cut."""
+    """The noise of a plan's sums: of vectors, of a block's moves, or of one coordinate in units of its cut."""
     if plan.perturbs != "coordinates":
-        return noises_from(normals, squares, plan.noise, plan.width)
+        width = plan.schedule.updates(plan.n) if plan.perturbs == "moves" else plan.width
+        return noises_from(normals, squares, plan.noise, width)
     inside = replace(plan.noise, mechanism=plan.extra["noise"], scale=plan.extra["noise_scale"])
     return noises_from(normals, squares, inside, 1)
 
@@ -407,9 +464,18 @@ def samples(seed: int, plan: Plan, j: int) -> list[Rows]:
 def coordinates(seed: int, plan: Plan) -> list[Order]:
     """The coordinates of each round under a seed."""
     rounds: list[Order] = []
+    every = np.arange(plan.width)
+    assert isinstance(plan.schedule, Rounds)
     for j in _passes(plan):
         exact = Exact(_words(seed_key(seed), COORDINATES_STREAM + j))
-        rounds.append(np.array([exact.below(plan.width) for _ in range(plan.schedule.updates(plan.n))]))
+        steps = range(plan.schedule.updates(plan.n))
+        if plan.schedule.distinct:
+            for i in steps:
+                k = i + exact.below(plan.width - i)
+                every[i], every[k] = every[k], every[i]
+            rounds.append(every[: len(steps)].copy())
+        else:
+            rounds.append(np.array([exact.below(plan.width) for _ in steps]))
     return rounds
 
 

@@ -60,9 +60,11 @@ class Sgd:
     kernel = "sgd"
     private = False
     perturbs = "nothing"
-    """what noise is added to: nothing, the output alone, or the sum of every batch"""
+    """what noise is added to: nothing, the output alone, the sum of every batch, derivatives or moves"""
     layout = "rows"
     """how packed copies are laid out: rows, or columns"""
+    remembers = False
+    """whether the server keeps a number for each row while it trains"""
     selects = False
     """whether weights may stay zero, so that a model has a support to show"""
     options: frozenset[str] = frozenset(OPTIONS) - COORDINATE
@@ -86,6 +88,7 @@ class Sgd:
             noise=noise,
             perturbs=self.perturbs,
             layout=self.layout,
+            remembers=self.remembers,
             private=self.private and spec.options["seed"] is None,
             notes=tuple(self._notes(setting.spec, n)),
             extra=self._extra(setting, noise),
@@ -98,6 +101,7 @@ class Sgd:
 
     def setting(self, spec: Spec, n: int, d: int) -> Setting:
         spec = self._with_defaults(spec)
+        check_scale(spec, d)
         loss = LOSSES[spec.loss]
         penalty = L2(spec.options["lambda"])
         param, lipschitz, clip = self._bounds(spec, loss)
@@ -211,6 +215,12 @@ def regression_bounds(spec: Spec, default: float) -> dict[str, Any]:
         return {}
     label_bound = default if label_bound is None else label_bound
     return {"label_bound": label_bound, "clip": label_bound if clip is None else clip}
+
+
+def check_scale(spec: Spec, d: int) -> None:
+    scale = spec.options["scale"]
+    if isinstance(scale, list) and len(scale) != d:
+        raise BismarckError(f"scale has {len(scale)} numbers for {d} features", "give one for all, or one for each")
 
 
 def replace_options(spec: Spec, changes: dict[str, Any]) -> Spec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bolton import Bolton
 from .coordinates import Cd, Dpcd, Dpgcd, Gcd
+from .dual import Dpscd, DpscdPrimal, DpscdSeq, Scd
 from .errors import BismarckError
 from .noisy import Banco, Bst14, Dpsgd, Scs13
 from .plan import Plan
@@ -13,7 +14,22 @@ from .spec import Spec
 
 MOST_FEATURES = 1_000_000
 
-_ALL: list[Sgd] = [Sgd(), Bolton(), Scs13(), Bst14(), Dpsgd(), Banco(), Cd(), Dpcd(), Gcd(), Dpgcd()]
+_ALL: list[Sgd] = [
+    Sgd(),
+    Bolton(),
+    Scs13(),
+    Bst14(),
+    Dpsgd(),
+    Banco(),
+    Cd(),
+    Dpcd(),
+    Gcd(),
+    Dpgcd(),
+    Scd(),
+    Dpscd(),
+    DpscdSeq(),
+    DpscdPrimal(),
+]
 
 SOLVERS: dict[str, Sgd] = {solver.name: solver for solver in _ALL}
 

@@ -149,7 +149,7 @@ OPTIONS: dict[str, Option] = {
     "clip": Option(
         _number(),
         None,
-        "squared loss: the largest residual that counts; noise on sums: the largest norm of a row's gradient",
+        "squared loss: the largest residual that counts; noise on sums: the largest norm of what a row adds",
         (None, 0.5),
     ),
     "fit_intercept": Option(
@@ -160,21 +160,37 @@ OPTIONS: dict[str, Option] = {
         _word("replace", "zero-out"), "replace", "what neighbouring tables differ in", (None, "zero-out")
     ),
     "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm", (None, 2.0)),
+    "scale": Option(
+        _constants,
+        None,
+        "divide features by these bounds, and cut them there: one number, or one for each",
+        (None, 0.5),
+    ),
+    "normalize": Option(_flag, False, "scale every row to the norm feature_bound, short ones up to it", (None, True)),
     "label_bound": Option(_number(), None, "squared loss: labels are cut to this magnitude", (None, 2.0)),
     "classes": Option(
         _classes, None, "the two labels, negative first; without it they are found by looking", (None, [1, 2])
     ),
     "workers": Option(_whole(1, 256), 1, "partitions trained side by side and averaged after each pass", (None, 3)),
     "tolerance": Option(
-        _number(), None, "stop when the loss improves by less than this share (not private)", (None, 0.1)
+        _number(),
+        None,
+        "stop when the loss improves by less than this share, or, for scd, the duality gap is no more (not private)",
+        (None, 0.1),
     ),
     "l1": Option(_number(zero=True), 0.0, "L1 regularisation: weights of little use become 0", (None, 0.02)),
     "box": Option(_number(), math.inf, "keep every weight between minus this and this", (None, 0.3)),
     "iterations": Option(
-        _whole(1, 1_000_000), None, "cd: rounds of coordinate steps; gcd: passes, each with one choice", (1, 3)
+        _whole(1, 1_000_000),
+        None,
+        "cd: rounds of coordinate steps; gcd: passes, each with one choice; dpscd_primal: blocks",
+        (1, 3),
     ),
     "inner_iterations": Option(
-        _whole(1, 10**9), None, "cd: coordinate steps in a round; default one for each weight", (None, 5)
+        _whole(1, 10**9),
+        None,
+        "coordinate steps in a round, by default one for each weight; dpscd_primal: coordinates of a block, 1",
+        (None, 2),
     ),
     "rule": Option(_word("gs-s", "gs-r", "gs-q"), "gs-r", "what makes a coordinate the best", (None, "gs-s", "gs-q")),
     "top": Option(_whole(1, 1_000_000), 1, "gcd: coordinates chosen and moved in each pass", (None, 2)),
@@ -189,6 +205,9 @@ OPTIONS: dict[str, Option] = {
     ),
 }
 
+
+ROWS = frozenset({"fit_intercept", "feature_bound", "scale", "normalize", "label_bound", "classes", "seed"})
+"""What becomes of rows, and who may know the randomness: options of all solvers."""
 
 COORDINATE = frozenset({"l1", "box", "iterations", "inner_iterations", "rule", "top", "constants", "private_constants"})
 """Options of solvers that move one weight at a time."""

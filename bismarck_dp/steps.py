@@ -26,6 +26,7 @@ class Step:
     strongly-convex  min(1 / beta, 1 / (gamma t))     Algorithm 2
     inverse-sqrt     min(1 / beta, eta / sqrt(t))     SCS13, and Algorithm 4
     betting          none: BANCO's weights are a gambler's stakes
+    exact            none: every move minimises a model of the objective
     """
 
     rule: str

@@ -1,7 +1,7 @@
 """Engines: ways to send a statement. The verbs of a training are written once, on top of that.
 
 No verb but `release` returns anything that was computed from rows beyond their number and shape (and `objective`,
-which a private run refuses in the server), so that the controller cannot leak what it never holds.
+which a private run refuses in the server, as it does `gap`), so that the controller cannot leak what it never holds.
 """
 
 from __future__ import annotations
@@ -89,6 +89,16 @@ class Engine(ABC):
             raise _taken(request.model)
         return str(facts["name"])
 
+    def check_memory(self, plan: Plan) -> None:
+        """Refuses, before a row is read, a plan that keeps more in memory than the user allows."""
+        if plan.memory and plan.memory > (allowed := int(self.one(queries.memory())["bytes"])):
+            raise BismarckError(
+                f'algorithm "{plan.spec.algorithm}" keeps 8 bytes for each of {plan.n} rows, {_in_mb(plan.memory)},'
+                f" and maintenance_work_mem is {_in_mb(allowed)}",
+                f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or use dpsgd",
+                "53400",
+            )
+
     def pack(self, request: Request, plan: Plan) -> Packed:
         """Packs the source, and makes room for a second copy where each pass has an order of its own."""
         run = self.one(queries.next_run())["run"]
@@ -118,13 +128,18 @@ class Engine(ABC):
     def epoch(self, packed: Packed, plan: Plan) -> None:
         if plan.layout == "columns":
             self.send(queries.descend(packed.run, packed.tables[0], plan.column_params()))
-        elif plan.schedule.shuffle == "poisson":
+        elif plan.schedule.shuffle == "poisson" or plan.remembers:
             self.send(queries.sample(packed.run, packed.tables, plan.sample_params()))
         else:
             self.send(queries.epoch(packed.run, packed.tables))
 
     def objective(self, packed: Packed) -> float:
         return float(self.one(queries.objective(packed.run))["objective"])
+
+    def gap(self, packed: Packed) -> float | None:
+        """The duality gap, where there is a dual; a private run shows none."""
+        found = self.one(queries.gap(packed.run))["gap"]
+        return None if found is None else float(found)
 
     def release(self, packed: Packed, plan: Plan) -> list[float]:
         return list(self.one(queries.release(packed.run, plan.noise_params()))["weights"])
@@ -181,6 +196,10 @@ class SqlEngine(Engine):
 
     def warn(self, message: str) -> None:
         warnings.warn(message, stacklevel=2)
+
+
+def _in_mb(size: int) -> str:
+    return f"{-(-size // 2**20)} MB"
 
 
 def _taken(model: str) -> BismarckError:

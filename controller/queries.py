@@ -23,8 +23,8 @@ class Query:
 
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
-    "adjacency, support, trust, passes, seconds, private, note, source, label, features, feature_bound, options, plan, "
-    "event"
+    "adjacency, support, trust, gap, passes, seconds, private, note, source, label, features, feature_bound, scale, "
+    "normalize, options, plan, event"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128
@@ -125,7 +125,7 @@ def epoch(run: int, tables: Sequence[str]) -> Query:
 
 
 def sample(run: int, tables: list[str], params: dict[str, Any]) -> Query:
-    """One pass over Poisson samples."""
+    """One pass over Poisson samples, or over batches of rows that a solver remembers."""
     return Query(
         "SELECT bismarck_dp.sample($1::pg_catalog.int8, $2::pg_catalog.text[]::pg_catalog.regclass[],"
         " $3::pg_catalog.jsonb)",
@@ -144,6 +144,15 @@ def descend(run: int, table: str, params: dict[str, Any]) -> Query:
 
 def objective(run: int) -> Query:
     return Query("SELECT bismarck_dp.objective($1::pg_catalog.int8) AS objective", (str(run),))
+
+
+def gap(run: int) -> Query:
+    return Query("SELECT bismarck_dp.gap($1::pg_catalog.int8) AS gap", (str(run),))
+
+
+def memory() -> Query:
+    """What the session may use, in bytes."""
+    return Query("SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem')) AS bytes")
 
 
 def release(run: int, noise: dict[str, Any]) -> Query:

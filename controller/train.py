@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bismarck_dp.errors import BismarckError
-from bismarck_dp.plan import Plan
+from bismarck_dp.plan import Plan, scales
 from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import OPTIONS
 
@@ -47,18 +47,21 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
     source = engine.check(request)
     shape = engine.describe(request)
     plan = make_plan(request.spec, shape.n, shape.d, engine.pulse)
+    engine.check_memory(plan)
     packed = engine.pack(request, plan)
     if packed.rows != plan.n:
         # Rows came or went since they were counted. n is public: plan again for the rows that were packed.
         plan = make_plan(request.spec, packed.rows, shape.d, engine.pulse)
     engine.begin(packed, plan)
     packed, passes = _epochs(engine, packed, plan, progress)
+    gap = engine.gap(packed) if plan.perturbs == "nothing" else None
     weights = engine.release(packed, plan)
     _check_finite(weights, plan)
     engine.drop(packed)
     for note in plan.notes if request.spec.epsilon is not None else ():
         engine.warn(note)
-    return engine.register(_model(request, source, plan, shape, weights, passes, time.monotonic() - started))
+    row = _model(request, source, plan, shape, weights, passes, time.monotonic() - started)
+    return engine.register({**row, "gap": gap})
 
 
 def _support(weights: list[float], plan: Plan) -> list[int] | None:
@@ -98,8 +101,8 @@ def _epochs(engine: Engine, packed: Packed, plan: Plan, progress: Progress) -> t
         engine.epoch(packed, plan)
         progress(done, planned)
         if tolerance is not None:
-            now = engine.objective(packed)
-            if before - now <= tolerance * abs(now):
+            now, gap = engine.objective(packed), engine.gap(packed)
+            if (before - now if gap is None else gap) <= tolerance * abs(now):
                 return packed, done
             before = now
     return packed, planned
@@ -134,6 +137,8 @@ def _model(
         "label": request.label,
         "features": request.features,
         "feature_bound": facts["feature_bound"],
+        "scale": scales(plan.spec, plan.d),
+        "normalize": plan.spec.options["normalize"],
         "options": _set_options(plan),
         "plan": facts,
         "event": facts["event"],

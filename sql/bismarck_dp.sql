@@ -28,6 +28,7 @@ CREATE TABLE bismarck_dp.model (
     adjacency     text,
     support       int[],                  -- positions of weights that are not 0, for cd, gcd and their private versions
     trust         text,                   -- who adds the noise: central (this server) or local (each provider)
+    gap           float8,                 -- duality gap, for scd
     passes        float8 NOT NULL,
     seconds       float8 NOT NULL,
     created       timestamptz NOT NULL DEFAULT pg_catalog.now(),
@@ -37,6 +38,8 @@ CREATE TABLE bismarck_dp.model (
     label         text NOT NULL,
     features      text[] NOT NULL,
     feature_bound float8 NOT NULL,
+    scale         float8[],               -- features are divided by these, and cut to +-1; NULL: they are not
+    normalize     boolean NOT NULL DEFAULT false,  -- rows are scaled to feature_bound, not just down to it
     options       jsonb NOT NULL,
     plan          jsonb NOT NULL,         -- everything dp_explain shows
     event         jsonb NOT NULL,         -- what an accountant needs: a DpEvent of the library dp-accounting
@@ -134,6 +137,9 @@ CREATE FUNCTION bismarck_dp.descend(run bigint, columns regclass, params jsonb)
 
 CREATE FUNCTION bismarck_dp.objective(run bigint)
     RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_objective';
+
+CREATE FUNCTION bismarck_dp.gap(run bigint)
+    RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_gap_of_run';
 
 CREATE FUNCTION bismarck_dp.release(run bigint, noise jsonb)
     RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_release';

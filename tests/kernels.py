@@ -104,6 +104,8 @@ class Loss(ctypes.Structure):
             "slopes",
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_double),
         ),
+        ("conjugate", _Scalar),
+        ("dual", ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * 5)),
     )
 
 
@@ -139,8 +141,11 @@ class Solver(ctypes.Structure):
             "fold",
             ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Pool)),
         ),
-        ("take", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+        ("take", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)),
         ("step", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(Pool))),
+        ("remembers", ctypes.c_bool),
+        ("looks", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
+        ("look", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double)),
         ("complete", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
         ("merge", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("weigh", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
@@ -161,6 +166,7 @@ class Solver(ctypes.Structure):
         ),
         ("observe", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
         ("objective", ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)),
+        ("gap", ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)),
         ("output", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("passes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
         ("noised", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
@@ -203,10 +209,23 @@ def pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def clip_row(x: npt.NDArray[np.float64], intercept: bool, bound: float) -> tuple[bool, npt.NDArray[np.float32]]:
+class Shape(ctypes.Structure):
+    _fields_ = (
+        ("scale", ctypes.c_void_p),
+        ("intercept", ctypes.c_bool),
+        ("normalize", ctypes.c_bool),
+        ("bound", ctypes.c_double),
+    )
+
+
+def clip_row(
+    x: npt.NDArray[np.float64], intercept: bool, bound: float, scale: Any = None, normalize: bool = False
+) -> tuple[bool, npt.NDArray[np.float32]]:
     out = np.full(len(x) + intercept, np.nan, dtype=np.float32)
-    row = np.ascontiguousarray(x, dtype=np.float64)
-    good = library.dp_clip_row(pointer(row), len(row), ctypes.c_bool(intercept), ctypes.c_double(bound), pointer(out))
+    row, room = np.ascontiguousarray(x, dtype=np.float64), np.empty(len(x))
+    scales = None if scale is None else np.ascontiguousarray(np.broadcast_to(scale, len(x)), dtype=np.float64)
+    shape = Shape(None if scales is None else pointer(scales), intercept, normalize, bound)
+    good = library.dp_clip_row(pointer(row), len(row), ctypes.byref(shape), pointer(room), pointer(out))
     return good, out
 
 
@@ -236,6 +255,7 @@ class Run:
         self.host = host_of(params)
         assert self.solver.start(self.state, d, ctypes.byref(self.host)) is None
         self.parts = int(params["workers"])
+        self.memory = np.zeros(int(params["n"]))
 
     def _pool(self, part: int) -> Any:
         if not self.solver.noised(self.state):
@@ -259,10 +279,16 @@ class Run:
         body, pool = ctypes.create_string_buffer(self.state.raw, len(self.state)), self._pool(0)
         assert self.solver.begin_pass(body, 0)
         for batch in batches:
-            for i in batch:
-                self.solver.take(body, pointer(rows[i]))
+            self.take(body, rows, batch)
             assert self.solver.step(body, pool)
         self._end([body])
+        for i in range(len(rows) if self.solver.remembers and self.solver.looks(self.state) else 0):
+            self.solver.look(self.state, pointer(rows[i]), self.memory[i])
+
+    def take(self, body: Any, rows: npt.NDArray[np.float32], batch: Any) -> None:
+        """Rows of a batch, each with its memory."""
+        for i in batch:
+            self.solver.take(body, pointer(rows[i]), pointer(self.memory[i:]))
 
     def _end(self, bodies: list[Any]) -> None:
         assert all(self.solver.complete(body) for body in bodies)
@@ -337,10 +363,13 @@ def train(
     run = Run(params, rows.shape[1] - 1, kernel, seed)
     columns = Columns(rows, params.get("margin_label") == 0)
     for j in range(passes):
-        if kernel == "cd":
+        if kernel in ("cd", "primal"):
             run.descend(columns)
             continue
         order = np.arange(len(rows)) if orders is None else orders[j]
+        if kernel == "scd" and not isinstance(order, list):
+            size = int(params["batch_size"])
+            order = [order[i : i + size] for i in range(0, len(order), size)]
         if isinstance(order, list):
             run.sample(rows, order)
         else:
@@ -353,8 +382,12 @@ def play(plan: Plan, table: Any, orders: Any) -> npt.NDArray[np.float64]:
     rows, params = packed(table, plan), {**plan.kernel_params(), "noise": "none"}
     if plan.kernel == "banco":  # whose sums are single gradients, and cannot be read off its weights
         return reference.first_sum(rows[:, 1:], rows[:, 0], plan, orders)
+    if plan.kernel == "scd":
+        return last_sum(plan, rows, params, orders)
     if plan.perturbs == "sums":
         return first_sum(plan, rows, params, orders[0])
+    if plan.perturbs == "moves":
+        return last_moves(plan, rows, params, orders)
     if plan.perturbs == "coordinates":
         return coordinate_sums(plan, rows, params, orders)
     return train(rows, params, plan.schedule.passes, 7, orders, plan.kernel)
@@ -377,9 +410,57 @@ def _after(plan: Plan, rows: Any, params: dict[str, Any], batches: Any, last: An
     run = Run({**params, "workers": 1, "average": "none", "radius": "inf"}, rows.shape[1] - 1)
     assert run.solver.begin_pass(run.state, 0)
     for batch in [*batches, last]:
-        for i in batch:
-            run.solver.take(run.state, pointer(rows[i]))
+        run.take(run.state, rows, batch)
         assert run.solver.step(run.state, None)
+    return run.weights
+
+
+def last_sum(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any], orders: Any) -> Any:
+    """The sum of the last batch that has row 0, given sums before it that do not depend on row 0."""
+    others = rows.copy()
+    others[0] = 0
+    run = Run(params, plan.width, "scd")
+    strength = plan.spec.options["lambda"] * plan.n
+    found, own = np.zeros(plan.width), 0.0
+    for order in orders:
+        assert run.solver.begin_pass(run.state, 0)
+        for batch in reference._batches(plan.schedule, order)[0]:
+            if 0 in batch:
+                before = run.weights
+                kept, memory = run.state.raw, run.memory.copy()
+                run.memory[0] = own
+                run.take(run.state, rows, batch)
+                assert run.solver.step(run.state, None)
+                found, own = (run.weights - before) * strength, run.memory[0]
+                ctypes.memmove(run.state, kept, len(run.state))
+                run.memory[:] = memory
+            run.take(run.state, others, batch)
+            assert run.solver.step(run.state, None)
+        run._end([run.state])
+    return found
+
+
+def last_moves(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any], orders: Any) -> Any:
+    """The moves of the last block, at weights that do not depend on row 0."""
+    others = rows.copy()
+    others[0] = 0
+    w = _after_blocks(plan, others, params, orders[:-1], np.zeros(plan.width))
+    return (_after_blocks(plan, rows, params, orders[-1:], w) - w)[orders[-1]]
+
+
+def _after_blocks(plan: Plan, rows: Any, params: dict[str, Any], blocks: Any, w: Any) -> npt.NDArray[np.float64]:
+    """Where these blocks take the weights from w."""
+    run, columns = Run(params, plan.width, "primal"), Columns(rows, params["margin_label"] == 0)
+    run.descend(columns)
+    vectors = np.frombuffer(run.state, offset=run.solver.size(0), dtype=np.float64).reshape(4, plan.width)
+    vectors[0] = w
+    columns.margins += w @ columns.data.astype(np.float64)
+    for block in blocks:
+        vectors[3] = np.append(block, np.setdiff1d(np.arange(plan.width), block))
+        assert run.solver.begin_pass(run.state, 0)
+        for j in [*block, *block]:
+            run._move(columns, int(j), None)
+        run.solver.end_pass(run.state, None)
     return run.weights
 
 

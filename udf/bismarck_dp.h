@@ -54,6 +54,7 @@ extern void dp_state_forget(int64 run);
 extern struct DpRows *dp_rows_of_run(int64 run); /* room for the packed rows, until the run ends; empty at first */
 extern struct DpColumns **dp_columns_of_run(int64 run,
                                             MemoryContext *context); /* the same for columns; NULL at first */
+extern double *dp_memory_of_run(int64 run, int64 n); /* a number for each row, until the run ends; zero at first */
 extern DpState *dp_state_copy(MemoryContext context, const DpState *state);
 extern void dp_state_begin_pass(DpState *state, int part);
 extern void dp_state_check_complete(const DpState *state);
@@ -106,8 +107,8 @@ extern void dp_read_source(const DpSource *source, bool label, DpReceive receive
 /* ---- packed rows and blocks (pack.c) ---- */
 
 typedef struct DpCoding {
-    bool intercept;
-    double feature_bound;
+    DpShape shape;
+    double *room; /* for the features of one row */
     bool regression;
     double label_bound;
     double negative, other_negative, positive; /* labels of the two classes; a second one may mean the negative */

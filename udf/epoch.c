@@ -46,7 +46,7 @@ begin_pass(MemoryContext context, DpState *start, int part)
     Pass *pass = MemoryContextAlloc(context, sizeof(Pass));
 
     if (dp_state_solver(start)->fold == NULL)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run reads columns, not rows")));
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run does not fold blocks")));
     pass->state = dp_state_copy(context, start);
     pass->pool = dp_pool_of_state(context, pass->state, part);
     dp_state_begin_pass(pass->state, part);
@@ -105,7 +105,7 @@ dp_merge_step(PG_FUNCTION_ARGS)
     DpState *state;
 
     if (dp_state_solver(other)->merge == NULL)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run reads columns, not rows")));
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run does not fold blocks")));
     if (PG_ARGISNULL(0)) {
         state = dp_state_copy(context, other);
         dp_state_solver(state)->weigh(state->body);

@@ -3,7 +3,8 @@
  *
  * A packed row is its label and its features as float4, the label first. A row with a NULL, a NaN, an infinite value,
  * another length or a label that is no label becomes a row of zeros: it has no gradient, and it keeps its slot, so that
- * no other row's batch depends on it. Features are scaled down to the feature bound here, never assumed to obey it.
+ * no other row's batch depends on it. Features are scaled and rows cut to the feature bound here, each by itself, never
+ * assumed to obey it.
  * Rows go to the target tables in order, the first rows_of_part(0) to the first, and so on: who gets which row depends
  * on the row count and the permutation alone. Narrow rows fill one heap page per block; wide rows are stored out of
  * line.
@@ -137,12 +138,29 @@ typedef struct Packer {
     void *arg;
 } Packer;
 
+static double *
+scales_of(Jsonb *params, int d)
+{
+    DpParams host = dp_params(params);
+    double *scale = palloc(sizeof(double) * d);
+
+    host.numbers(host.host, "scale", scale, d);
+    for (int j = 0; j < d; j++)
+        if (!(scale[j] > 0))
+            ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"scale\" is invalid")));
+    return scale;
+}
+
 DpCoding
 dp_coding(Jsonb *params)
 {
-    DpCoding c = {.intercept = dp_number(params, "fit_intercept") != 0};
+    DpCoding c = {.shape = {.intercept = dp_number(params, "fit_intercept") != 0}};
+    int d = (int)dp_number(params, "d");
 
-    c.feature_bound = dp_number(params, "feature_bound");
+    c.shape.bound = dp_number(params, "feature_bound");
+    c.shape.normalize = dp_number(params, "normalize") != 0;
+    c.shape.scale = dp_has(params, "scale") ? scales_of(params, d) : NULL;
+    c.room = palloc(sizeof(double) * d);
     c.regression = dp_has(params, "label_bound");
     if (c.regression)
         c.label_bound = dp_number(params, "label_bound");
@@ -169,8 +187,8 @@ dp_code_row(const DpCoding *c, double y, const double *x, int d, float *row)
 {
     double label = label_of(c, y);
 
-    if (isnan(label) || x == NULL || !dp_clip_row(x, d, c->intercept, c->feature_bound, row + 1))
-        memset(row, 0, sizeof(float) * (d + c->intercept + 1));
+    if (isnan(label) || x == NULL || !dp_clip_row(x, d, &c->shape, c->room, row + 1))
+        memset(row, 0, sizeof(float) * (d + c->shape.intercept + 1));
     else
         row[0] = (float)label;
 }

@@ -164,7 +164,8 @@ wipe_secret(void *arg)
 void *
 dp_secret_alloc(MemoryContext context, Size size)
 {
-    Secret *secret = MemoryContextAllocZero(context, offsetof(Secret, content) + size);
+    Secret *secret =
+        MemoryContextAllocExtended(context, offsetof(Secret, content) + size, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 
     secret->size = size;
     secret->callback.func = wipe_secret;

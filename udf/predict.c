@@ -3,8 +3,7 @@
  *
  * A model is looked up once per snapshot and role, with the extension's rights and the caller's right to see it, and
  * cached with the call site: a PL/pgSQL expression keeps its call site for a whole transaction, in which the model, and
- * who asks, may change. A row is scaled to the feature bound as it was in training: the model is a function of such
- * rows.
+ * who asks, may change. A row is scaled as it was in training: the model is a function of such rows.
  */
 #include "bismarck_dp.h"
 
@@ -30,17 +29,18 @@ typedef struct Model {
     CommandId command;
     char *name;
     bool is_logistic;
-    bool has_intercept, is_classifier;
+    bool is_classifier;
     int d;
-    double feature_bound;
+    DpShape shape;
     double classes[2];
     double *weights; /* d of them, and the intercept behind */
+    double *room;
     float *row;
 } Model;
 
 static const char *const model_query =
     "SELECT loss, d, feature_bound, weights OPERATOR(pg_catalog.||) intercept, classes,"
-    "       pg_catalog.cardinality(intercept) OPERATOR(pg_catalog.>) 0"
+    "       pg_catalog.cardinality(intercept) OPERATOR(pg_catalog.>) 0, normalize, scale"
     "  FROM bismarck_dp.model"
     " WHERE name OPERATOR(pg_catalog.=) $1 AND pg_catalog.pg_has_role($2, owner, 'MEMBER')";
 
@@ -50,26 +50,41 @@ column(int number, bool *isnull)
     return SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, number, isnull);
 }
 
+static double *
+copy_numbers(MemoryContext context, Datum array, int *count)
+{
+    ArrayType *numbers = DatumGetArrayTypeP(array);
+    double *copy;
+
+    *count = ARR_DIMS(numbers)[0];
+    copy = MemoryContextAlloc(context, sizeof(double) * *count);
+    memcpy(copy, ARR_DATA_PTR(numbers), sizeof(double) * *count);
+    return copy;
+}
+
 static void
 fill_model(Model *m, MemoryContext context)
 {
     bool isnull;
-    ArrayType *weights, *classes;
+    ArrayType *classes;
+    Datum scale;
     int count;
 
     m->is_logistic = strcmp(TextDatumGetCString(column(1, &isnull)), "logistic") == 0;
     m->d = DatumGetInt32(column(2, &isnull));
-    m->feature_bound = DatumGetFloat8(column(3, &isnull));
-    weights = DatumGetArrayTypeP(column(4, &isnull));
-    count = ARR_DIMS(weights)[0];
-    m->weights = MemoryContextAlloc(context, sizeof(double) * count);
-    memcpy(m->weights, ARR_DATA_PTR(weights), sizeof(double) * count);
+    m->shape.bound = DatumGetFloat8(column(3, &isnull));
+    m->weights = copy_numbers(context, column(4, &isnull), &count);
     m->row = MemoryContextAlloc(context, sizeof(float) * (count + 1));
+    m->room = MemoryContextAlloc(context, sizeof(double) * count);
     classes = DatumGetArrayTypeP(column(5, &isnull));
     m->is_classifier = ARR_NDIM(classes) == 1;
     if (m->is_classifier)
         memcpy(m->classes, ARR_DATA_PTR(classes), sizeof(m->classes));
-    m->has_intercept = DatumGetBool(column(6, &isnull));
+    m->shape.intercept = DatumGetBool(column(6, &isnull));
+    m->shape.normalize = DatumGetBool(column(7, &isnull));
+    scale = column(8, &isnull);
+    if (!isnull)
+        m->shape.scale = copy_numbers(context, scale, &count);
 }
 
 static Model *
@@ -147,9 +162,9 @@ margin(Model *m, ArrayType *features)
                         errmsg("model \"%s\" has %d features, not %d", m->name, m->d,
                                ArrayGetNItems(ARR_NDIM(features), ARR_DIMS(features)))));
     if (array_contains_nulls(features) ||
-        !dp_clip_row((double *)ARR_DATA_PTR(features), m->d, m->has_intercept, m->feature_bound, m->row))
+        !dp_clip_row((double *)ARR_DATA_PTR(features), m->d, &m->shape, m->room, m->row))
         return NAN;
-    return dp_dot(m->weights, m->row, m->d + m->has_intercept);
+    return dp_dot(m->weights, m->row, m->d + m->shape.intercept);
 }
 
 Datum

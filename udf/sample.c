@@ -1,5 +1,7 @@
 /*
- * sample.c: a pass over Poisson samples. sample(run, tables, params) runs one, and keeps the state.
+ * sample.c: a pass that hands rows over one by one: sample(run, tables, params) runs it, and keeps the state. Batches
+ * are Poisson samples or, without a probability, the rows in their order. A solver that remembers gets each row's
+ * memory with it, which is found by the row's slot, its place among all packed rows, and stays in this backend.
  *
  * Every row joins every step of the pass independently with probability q, and nobody learns which: the draws come from
  * a fresh key and never leave this file. Amplification by sampling needs exactly that; a shuffled table cut into
@@ -31,6 +33,7 @@ typedef struct Walk {
 /* Draws in the order they were made: row `row[i]` of `rows` joins step `first_step + step[i]`. */
 typedef struct Drawn {
     const DpRows *rows;
+    const int64 *slot; /* of the rows; NULL: that is their number */
     uint32 *row, *step;
     int64 n, room;
     int64 first_step, steps;
@@ -42,8 +45,10 @@ typedef struct Sampling {
     DpPool *pool;
     Walk *walk;
     Size row_bytes;
-    int64 steps;
-    int64 row; /* being walked */
+    int64 n, steps;
+    int64 row;                  /* being walked */
+    double *memory;             /* by slot, or NULL */
+    int64 batch_size, in_batch; /* of rows in their order */
 
     Drawn drawn; /* with all rows in memory */
 
@@ -76,6 +81,27 @@ next_step(Walk *walk, int64 row, int64 *step)
     *step = (int64)(walk->next - first);
     walk->next += 1 + dp_gap(&walk->words, &walk->gaps);
     return true;
+}
+
+static void
+check_rows(bool right)
+{
+    if (!right)
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("the packed rows do not fit the plan")));
+}
+
+/* The slot of the row at hand, when rows come in their order. */
+static int64
+next_slot(Sampling *s)
+{
+    check_rows(s->row < s->n);
+    return s->row++;
+}
+
+static void
+take_row(const Sampling *s, const float *row, int64 slot)
+{
+    dp_state_solver(s->state)->take(s->state->body, row, s->memory == NULL ? NULL : &s->memory[slot]);
 }
 
 /* ---- draws in memory, put in the order of steps and folded ---- */
@@ -127,10 +153,23 @@ end_step(Sampling *s)
     CHECK_FOR_INTERRUPTS();
 }
 
+static int64
+slot_of(const Drawn *drawn, uint32 row)
+{
+    return drawn->slot == NULL ? row : drawn->slot[row];
+}
+
+static inline __attribute__((always_inline)) void
+prefetch(const Sampling *s, const Drawn *drawn, uint32 row)
+{
+    dp_row_prefetch(drawn->rows, row);
+    if (s->memory != NULL)
+        __builtin_prefetch(&s->memory[slot_of(drawn, row)], 1);
+}
+
 static void
 fold_drawn(Sampling *s, const Drawn *drawn)
 {
-    const DpSolver *solver = dp_state_solver(s->state);
     uint32 *order = MemoryContextAllocHuge(CurrentMemoryContext, sizeof(uint32) * Max(drawn->n, 1));
     int64 *end = by_step(drawn, order);
     int64 at = 0;
@@ -138,8 +177,8 @@ fold_drawn(Sampling *s, const Drawn *drawn)
     for (int64 t = 0; t < drawn->steps; t++) {
         for (; at < end[t]; at++) {
             if (at + DP_PREFETCH < drawn->n)
-                dp_row_prefetch(drawn->rows, order[at + DP_PREFETCH]);
-            solver->take(s->state->body, (const float *)dp_row_at(drawn->rows, order[at]));
+                prefetch(s, drawn, order[at + DP_PREFETCH]);
+            take_row(s, (const float *)dp_row_at(drawn->rows, order[at]), slot_of(drawn, order[at]));
             if (at % 4096 == 0)
                 CHECK_FOR_INTERRUPTS();
         }
@@ -158,19 +197,12 @@ add_to_rows(const char *row, void *arg)
 }
 
 static void
-load_rows(DpRows *rows, Size row_bytes, double n, Oid *tables, int parts)
+load_rows(DpRows *rows, Size row_bytes, int64 n, Oid *tables, int parts)
 {
     MemoryContextReset(rows->context);
     dp_rows_start(rows, rows->context, row_bytes, (Size)n * row_bytes);
     for (int i = 0; i < parts; i++)
         dp_visit_rows(tables[i], row_bytes, add_to_rows, rows);
-}
-
-static void
-check_rows(int64 found, double n)
-{
-    if ((double)found != n)
-        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("the packed rows do not fit the plan")));
 }
 
 static void
@@ -190,10 +222,16 @@ sample_memory(Sampling *s, const DpRows *rows, double expected)
 
 /* ---- rows sorted by step, through files ---- */
 
+/* Stands before each row in a file. */
+typedef struct Ticket {
+    int64 step;
+    int64 slot;
+} Ticket;
+
 static void
 open_ranges(Sampling *s, double expected)
 {
-    double bytes = expected * (double)(s->row_bytes + sizeof(int64) + 3 * sizeof(uint32));
+    double bytes = expected * (double)(s->row_bytes + sizeof(Ticket) + sizeof(int64) + 3 * sizeof(uint32));
 
     s->ranges = (int)Min(s->steps, dp_bucket_count(bytes, dp_allowed_memory()));
     s->files = palloc(sizeof(BufFile *) * s->ranges);
@@ -213,31 +251,38 @@ static void
 send_row(const char *row, void *arg)
 {
     Sampling *s = arg;
-    int64 step;
+    Ticket ticket = {.slot = next_slot(s)};
 
-    while (next_step(s->walk, s->row, &step)) {
-        int range = (int)(step * s->ranges / s->steps);
+    while (next_step(s->walk, ticket.slot, &ticket.step)) {
+        int range = (int)(ticket.step * s->ranges / s->steps);
 
-        BufFileWrite(s->files[range], &step, sizeof(step));
+        BufFileWrite(s->files[range], &ticket, sizeof(ticket));
         BufFileWrite(s->files[range], (void *)row, s->row_bytes);
         s->file_rows[range]++;
     }
-    s->row++;
+}
+
+static Ticket
+read_row(Sampling *s, int range, char *row)
+{
+    Ticket ticket;
+
+    dp_read_back(s->files[range], &ticket, sizeof(ticket));
+    dp_read_back(s->files[range], row, s->row_bytes);
+    return ticket;
 }
 
 /* A range of one step needs no order, and its rows no memory: a step may hold the whole table. */
 static void
 stream_range(Sampling *s, int range)
 {
-    const DpSolver *solver = dp_state_solver(s->state);
     char *row = palloc(s->row_bytes);
-    int64 step;
 
     dp_rewind(s->files[range]);
     for (int64 i = 0; i < s->file_rows[range]; i++) {
-        dp_read_back(s->files[range], &step, sizeof(step));
-        dp_read_back(s->files[range], row, s->row_bytes);
-        solver->take(s->state->body, (const float *)row);
+        Ticket ticket = read_row(s, range, row);
+
+        take_row(s, (const float *)row, ticket.slot);
         if (i % 1024 == 0)
             CHECK_FOR_INTERRUPTS();
     }
@@ -251,19 +296,22 @@ fold_range(Sampling *s, int range)
 {
     MemoryContext context = AllocSetContextCreate(s->context, "steps", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
-    int64 first = first_of_range(s, range), rows_in_file = s->file_rows[range], step;
+    int64 first = first_of_range(s, range), rows_in_file = s->file_rows[range];
+    int64 *slots = MemoryContextAllocHuge(context, sizeof(int64) * Max(rows_in_file, 1));
     char *row = palloc(s->row_bytes);
     DpRows rows;
     Drawn drawn;
 
     dp_rows_start(&rows, context, s->row_bytes, Max((Size)rows_in_file, 1) * s->row_bytes);
     start_drawn(&drawn, &rows, rows_in_file, first, first_of_range(s, range + 1) - first);
+    drawn.slot = slots;
     dp_rewind(s->files[range]);
     for (int64 i = 0; i < rows_in_file; i++) {
-        dp_read_back(s->files[range], &step, sizeof(step));
-        dp_read_back(s->files[range], row, s->row_bytes);
+        Ticket ticket = read_row(s, range, row);
+
         dp_rows_add(&rows, row);
-        add_drawn(&drawn, i, step);
+        slots[i] = ticket.slot;
+        add_drawn(&drawn, i, ticket.step);
         if (i % 1024 == 0)
             CHECK_FOR_INTERRUPTS();
     }
@@ -286,37 +334,98 @@ sample_files(Sampling *s, Oid *tables, int parts, double expected)
             fold_range(s, i);
 }
 
+/* ---- rows in their order ---- */
+
+static void
+take_in_order(const char *row, void *arg)
+{
+    Sampling *s = arg;
+
+    take_row(s, (const float *)row, next_slot(s));
+    if (++s->in_batch == s->batch_size) {
+        end_step(s);
+        s->in_batch = 0;
+    }
+}
+
+static void
+scan_rows(Sampling *s, Oid *tables, int parts)
+{
+    for (int i = 0; i < parts; i++)
+        dp_visit_rows(tables[i], s->row_bytes, take_in_order, s);
+    if (s->in_batch > 0)
+        end_step(s);
+}
+
+static void
+look_at(const char *row, void *arg)
+{
+    Sampling *s = arg;
+
+    dp_state_solver(s->state)->look(s->state->body, (const float *)row, s->memory[next_slot(s)]);
+}
+
 /* ---- a pass ---- */
 
 /* With three numbers for each draw beside the rows. */
 static bool
-fit_memory(double n, double expected, Size row_bytes, int64 steps)
+fit_memory(const Sampling *s, double expected)
 {
-    double bytes = n * (double)row_bytes + 3 * sizeof(uint32) * expected + sizeof(int64) * (double)steps;
+    double n = (double)s->n,
+           bytes = n * (double)s->row_bytes + 3 * sizeof(uint32) * expected + sizeof(int64) * (double)s->steps;
 
+    if (s->memory != NULL)
+        bytes += n * sizeof(double);
     return bytes <= (double)dp_allowed_memory() && n < (double)PG_UINT32_MAX;
+}
+
+static void
+draw_rows(Sampling *s, int64 run, Oid *tables, int parts, double probability)
+{
+    double expected = (double)s->n * probability * (double)s->steps;
+    DpRows *rows = dp_rows_of_run(run);
+
+    start_walk(s, probability);
+    if (fit_memory(s, expected)) {
+        if (rows->n != s->n)
+            load_rows(rows, s->row_bytes, s->n, tables, parts);
+        check_rows(rows->n == s->n);
+        sample_memory(s, rows, expected);
+    } else
+        sample_files(s, tables, parts, expected);
+}
+
+/* Never more than it is given: rows that do not fit are read again and again, but memories must be at hand. */
+static double *
+memory_of(int64 run, int64 n)
+{
+    if ((Size)n > dp_allowed_memory() / sizeof(double))
+        ereport(ERROR, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+                        errmsg("8 bytes for each of " INT64_FORMAT " rows do not fit maintenance_work_mem", n)));
+    return dp_memory_of_run(run, n);
 }
 
 static void
 run_pass(Sampling *s, int64 run, Oid *tables, int parts, Jsonb *params)
 {
-    double n = dp_number(params, "n"), probability = dp_number(params, "probability");
-    double expected = n * probability * (double)s->steps;
-    DpRows *rows = dp_rows_of_run(run);
+    const DpSolver *solver = dp_state_solver(s->state);
 
-    start_walk(s, probability);
-    if (fit_memory(n, expected, s->row_bytes, s->steps)) {
-        if ((double)rows->n != n)
-            load_rows(rows, s->row_bytes, n, tables, parts);
-        check_rows(rows->n, n);
-        sample_memory(s, rows, expected);
-    } else {
-        sample_files(s, tables, parts, expected);
-        check_rows(s->row, n);
-    }
+    if (solver->remembers)
+        s->memory = memory_of(run, s->n);
+    if (dp_has(params, "probability"))
+        draw_rows(s, run, tables, parts, dp_number(params, "probability"));
+    else
+        scan_rows(s, tables, parts);
+    check_rows(s->row == s->n);
+    dp_state_check_complete(s->state);
+    solver->weigh(s->state->body);
+    solver->end_pass(s->state->body, s->pool);
+    s->row = 0;
+    for (int i = 0; i < parts && solver->looks != NULL && solver->looks(s->state->body); i++)
+        dp_visit_rows(tables[i], s->row_bytes, look_at, s);
 }
 
-/* sample(run, tables, params): one pass. params has n, probability, updates: the steps of a pass. */
+/* sample(run, tables, params): one pass. params has n, updates (the batches of a pass), batch_size and probability. */
 Datum
 dp_sample(PG_FUNCTION_ARGS)
 {
@@ -327,20 +436,17 @@ dp_sample(PG_FUNCTION_ARGS)
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "sampling", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
     Sampling s = {.context = context, .steps = (int64)dp_number(params, "updates")};
-    const DpSolver *solver;
 
+    s.n = (int64)dp_number(params, "n");
+    s.batch_size = (int64)dp_number(params, "batch_size");
     s.state = dp_state_copy(context, dp_state_of_run(run));
-    solver = dp_state_solver(s.state);
     s.row_bytes = sizeof(float) * (Size)(s.state->d + 1);
-    if (solver->take == NULL || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
-        dp_number(params, "n") * (double)s.steps > 0x1p62)
+    if (dp_state_solver(s.state)->take == NULL || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
+        (double)s.n * (double)s.steps > 0x1p62)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run cannot be sampled")));
     s.pool = dp_pool_of_state(context, s.state, 0);
     dp_state_begin_pass(s.state, 0);
     run_pass(&s, run, tables, parts, params);
-    dp_state_check_complete(s.state);
-    solver->weigh(s.state->body);
-    solver->end_pass(s.state->body, s.pool);
     dp_state_keep(run, s.state);
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);

@@ -16,6 +16,7 @@ PG_FUNCTION_INFO_V1(dp_state_in);
 PG_FUNCTION_INFO_V1(dp_state_out);
 PG_FUNCTION_INFO_V1(dp_begin);
 PG_FUNCTION_INFO_V1(dp_objective);
+PG_FUNCTION_INFO_V1(dp_gap_of_run);
 
 typedef struct Run {
     dlist_node node;
@@ -25,6 +26,9 @@ typedef struct Run {
     MemoryContext context; /* of the rows, or columns */
     DpRows rows;
     struct DpColumns *columns;
+    MemoryContext memory_context; /* of the memories */
+    double *memory;               /* one for each row, where the solver remembers */
+    int64 memory_rows;
 } Run;
 
 /* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
@@ -45,6 +49,7 @@ drop_run(Run *run)
     explicit_bzero(run->state, VARSIZE(run->state));
     pfree(run->state);
     MemoryContextDelete(run->context);
+    MemoryContextDelete(run->memory_context);
     dlist_delete(&run->node);
     pfree(run);
 }
@@ -109,6 +114,8 @@ dp_state_keep(int64 id, const DpState *state)
         run->context = AllocSetContextCreate(TopTransactionContext, "run", ALLOCSET_DEFAULT_SIZES);
         run->rows = (DpRows){.context = run->context};
         run->columns = NULL;
+        run->memory_context = AllocSetContextCreate(TopTransactionContext, "memories", ALLOCSET_SMALL_SIZES);
+        run->memory = NULL;
         dlist_push_head(&runs, &run->node);
     } else
         pfree(run->state);
@@ -134,6 +141,22 @@ dp_columns_of_run(int64 id, MemoryContext *context)
     (void)dp_state_of_run(id);
     *context = find_run(id)->context;
     return &find_run(id)->columns;
+}
+
+double *
+dp_memory_of_run(int64 id, int64 n)
+{
+    Run *run;
+
+    (void)dp_state_of_run(id);
+    run = find_run(id);
+    if (run->memory == NULL) {
+        run->memory = dp_secret_alloc(run->memory_context, sizeof(double) * n);
+        run->memory_rows = n;
+    }
+    if (run->memory_rows != n)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("the run has another number of rows")));
+    return run->memory;
 }
 
 DpState *
@@ -227,13 +250,34 @@ dp_begin(PG_FUNCTION_ARGS)
     PG_RETURN_VOID();
 }
 
-/* objective(run): the training objective, for stopping by tolerance; a private run has none to show. */
-Datum
-dp_objective(PG_FUNCTION_ARGS)
+/* The state of a run that shows how well it does; a private run never does. */
+static DpState *
+shown_state(int64 run)
 {
-    DpState *state = dp_state_of_run(PG_GETARG_INT64(0));
+    DpState *state = dp_state_of_run(run);
 
     if (state->flags & DP_STATE_PRIVATE)
         ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run shows no training loss")));
+    return state;
+}
+
+/* objective(run): the training objective, for stopping by tolerance. */
+Datum
+dp_objective(PG_FUNCTION_ARGS)
+{
+    DpState *state = shown_state(PG_GETARG_INT64(0));
+
     PG_RETURN_FLOAT8(dp_state_solver(state)->objective(state->body));
+}
+
+/* gap(run): the duality gap after the last pass; NULL where there is no dual. */
+Datum
+dp_gap_of_run(PG_FUNCTION_ARGS)
+{
+    DpState *state = shown_state(PG_GETARG_INT64(0));
+    const DpSolver *solver = dp_state_solver(state);
+
+    if (solver->gap == NULL)
+        PG_RETURN_NULL();
+    PG_RETURN_FLOAT8(solver->gap(state->body));
 }

@@ -40,6 +40,9 @@ typedef struct DpLoss {
     double (*value)(double z, double y, double param);
     double (*slope)(double z, double y, double param);                           /* derivative in z */
     void (*slopes)(const double *z, double *out, int n, double y, double param); /* many, to within 1e-12; finite */
+    double (*conjugate)(double a, double y, double param);                       /* at -a, for a dual variable a */
+    /* The dual variable that minimises conjugate(a) + z (a - from) + curvature (a - from)^2 / 2, or is near it. */
+    double (*dual)(double z, double y, double from, double curvature, double param);
 } DpLoss;
 
 extern const DpLoss *dp_loss_named(const char *name); /* NULL when there is none */
@@ -51,15 +54,26 @@ extern int dp_loss_index(const DpLoss *loss);
 extern double dp_dot(const double *w, const float *x, int d);
 extern void dp_axpy(double *g, double a, const float *x, int d);
 extern double dp_norm(const double *w, int d);
+extern double dp_row_norm(const float *x, int d);
 extern double dp_clip_slope(double slope, const float *x, int d, double clip); /* finite, and |slope x| <= clip */
+extern double dp_clip_by_norm(double slope, double norm, double clip);         /* the same, of a row of this norm */
 extern void dp_scale(double *a, double factor, int d);
 extern void dp_project(double *w, double radius, int d); /* onto the ball, never onto the sphere */
 
 /*
- * Scales x (and a constant 1 behind it, when intercept) down to L2 norm `bound` and writes it to out. False, and a row
- * of zeros, when a value is not finite: such a row has no gradient but keeps its slot.
+ * What becomes of features: each is divided by its scale and cut to +-1, if there are scales; a constant 1 is put
+ * behind them, when intercept; and the row is scaled down to L2 norm `bound`, or, to be normalized, up to it as well.
  */
-extern bool dp_clip_row(const double *x, int d, bool intercept, double bound, float *out);
+typedef struct DpShape {
+    const double *scale; /* one for each feature, or NULL */
+    bool intercept;
+    bool normalize;
+    double bound;
+} DpShape;
+
+/* Writes the row to out. False, and a row of zeros, when a value is not finite: such a row has no gradient but keeps
+ * its slot. room is for d numbers. */
+extern bool dp_clip_row(const double *x, int d, const DpShape *shape, double *room, float *out);
 
 /* ---- steps ---- */
 
@@ -214,10 +228,11 @@ extern double dp_banco_magnitude(double x, double y, double a);
 /*
  * A solver folds packed rows into a body it alone understands. Partitions are fixed by the row count, each is folded
  * by itself, and the partitions' bodies are merged once per pass. Rows come in blocks, in their order (fold), or one by
- * one as they are sampled (take), and then the host says where a batch ends (step). Or columns come, one after the
- * other, as the solver asks for them (next): the host adds up what runs of a column give (sum), tells the solver, which
- * moves the weight (move), and moves the margins as far along the column. A solver that adds noise takes it from the
- * pool, inside the pass or at its end, never both; others never look at it.
+ * one as they are sampled (take), and then the host says where a batch ends (step). A solver that remembers has a
+ * number for each row, zero at first, which the host keeps and shows to nobody else; it may look at all rows after a
+ * pass. Or columns come, one after the other, as the solver asks for them (next): the host adds up what runs of a
+ * column give (sum), tells the solver, which moves the weight (move), and moves the margins as far along the column. A
+ * solver that adds noise takes it from the pool, inside the pass or at its end, never both; others never look at it.
  */
 typedef struct DpSolver {
     const char *name;
@@ -225,17 +240,21 @@ typedef struct DpSolver {
     const char *(*start)(void *body, int d, const DpParams *params);  /* NULL, or what is wrong */
     bool (*begin_pass)(void *body, int part);                         /* false: all planned passes were made */
     bool (*fold)(void *body, const float *rows, int n, DpPool *pool); /* false: more rows than the pass has */
-    void (*take)(void *body, const float *row);                       /* NULL: rows cannot be sampled */
+    void (*take)(void *body, const float *row, double *memory);       /* NULL: rows cannot be sampled */
     bool (*step)(void *body, DpPool *pool);                           /* false: more batches than the pass has */
-    bool (*complete)(const void *body);                               /* every batch of the pass was folded */
-    void (*merge)(void *body, const void *other);                     /* adds another partition's share */
-    void (*weigh)(void *body);                                        /* turns one partition's body into its share */
+    bool remembers;                                                   /* take has a memory for each row */
+    bool (*looks)(const void *body);                                  /* whether it wants all rows after this pass */
+    void (*look)(void *body, const float *row, double memory);
+    bool (*complete)(const void *body);           /* every batch of the pass was folded */
+    void (*merge)(void *body, const void *other); /* adds another partition's share */
+    void (*weigh)(void *body);                    /* turns one partition's body into its share */
     void (*end_pass)(void *body, DpPool *pool);
     bool (*next)(void *body, DpRandom *random, int *j); /* false: the pass is over; NULL: works on rows */
     double (*sum)(const void *body, int j, const double *margins, const float *column, int n);
     double (*move)(void *body, int j, double sum, DpPool *pool);   /* how far weight j moves */
     void (*observe)(void *body, const double *margins, int64_t n); /* adds to the objective, if it is asked for */
     double (*objective)(const void *body);                         /* mean training objective of the last pass */
+    double (*gap)(const void *body);                               /* duality gap after it; NULL: there is none */
     void (*output)(const void *body, double *w);
     int (*passes)(const void *body);  /* completed */
     bool (*noised)(const void *body); /* everything in it was made from noisy sums: it needs no noise to leave */
@@ -245,6 +264,8 @@ extern const DpSolver dp_sgd;
 extern const DpSolver dp_banco;
 extern const DpSolver dp_cd;
 extern const DpSolver dp_gcd;
+extern const DpSolver dp_scd;
+extern const DpSolver dp_primal;
 extern void dp_gcd_scores(const void *body, double *sums, double *scores); /* after the last row, before choices */
 extern const DpSolver *dp_solver_named(const char *name);
 extern const DpSolver *dp_solver_at(int index);

@@ -1,5 +1,8 @@
 /*
- * losses.c: the losses as scalar functions of the margin.
+ * losses.c: the losses as scalar functions of the margin, and their conjugates as functions of a dual variable.
+ *
+ * With two classes a dual variable a has y a = b between 0 and 1. A row that counts for nothing has y = 0: its loss is
+ * a constant, the conjugate minus that constant, and its dual variable stays 0.
  *
  * Adding one is an entry here and one in bismarck_dp/losses.py, which states its constants; the contract tests compare
  * the two and check the constants on random points.
@@ -147,11 +150,94 @@ squared_slopes(const double *z, double *out, int n, double y, double clip)
     }
 }
 
+static double
+within(double a, double low, double high)
+{
+    return fmax(low, fmin(high, a));
+}
+
+static double
+entropy(double p)
+{
+    return p > 0.0 ? p * log(p) : 0.0;
+}
+
+static double
+logistic_conjugate(double a, double y, double param)
+{
+    double b = within(y * a, 0.0, 1.0);
+
+    return y == 0.0 ? -logistic_value(0.0, 0.0, param) : entropy(b) + entropy(1.0 - b);
+}
+
+/*
+ * One Newton step on g(b) = b ln b + (1 - b) ln(1 - b) + m (b - from) + c (b - from)^2 / 2. The minimum lies between
+ * `from` and u = 1 / (1 + e^m), where g' is c (u - from). The step starts on the way there, at the share 4 / (4 + c)
+ * that the curvature of the entropy, at least 4, makes sure of (Shalev-Shwartz and Zhang 2013): inside the domain,
+ * wherever `from` is. It ends between the two.
+ */
+static double
+logistic_dual(double z, double y, double from, double curvature, double param)
+{
+    double m = y * z, before = within(y * from, 0.0, 1.0), u = 1.0 / (1.0 + exp(m));
+    double b = before + (u - before) * 4.0 / (4.0 + curvature);
+
+    (void)param;
+    if (b > 0.0 && b < 1.0)
+        b -= (log(b / (1.0 - b)) + m + curvature * (b - before)) / (1.0 / (b * (1.0 - b)) + curvature);
+    return y * within(b, fmin(before, u), fmax(before, u));
+}
+
+static double
+huber_conjugate(double a, double y, double h)
+{
+    double b = within(y * a, 0.0, 1.0);
+
+    return y == 0.0 ? -huber_value(0.0, 0.0, h) : h * b * b - (1.0 + h) * b;
+}
+
+/* A parabola on [0, 1]. */
+static double
+huber_dual(double z, double y, double from, double curvature, double h)
+{
+    double before = within(y * from, 0.0, 1.0);
+
+    return y * within(before + (1.0 + h - y * z - 2.0 * h * before) / (2.0 * h + curvature), 0.0, 1.0);
+}
+
+static double
+hinge_conjugate(double a, double y, double param)
+{
+    (void)param;
+    return y == 0.0 ? -1.0 : -within(y * a, 0.0, 1.0);
+}
+
+/* The same without the loss's own curvature; without any, the end that the slope points to. */
+static double
+hinge_dual(double z, double y, double from, double curvature, double param)
+{
+    (void)param;
+    return huber_dual(z, y, from, curvature, 0.0);
+}
+
+static double
+squared_conjugate(double a, double y, double clip)
+{
+    (void)clip;
+    return 0.5 * a * a - a * y;
+}
+
+static double
+squared_dual(double z, double y, double from, double curvature, double clip)
+{
+    return within(from + (y - z - from) / (1.0 + curvature), -clip, clip);
+}
+
 static const DpLoss losses[] = {
-    {"logistic", logistic_value, logistic_slope, logistic_slopes},
-    {"huber", huber_value, huber_slope, huber_slopes},
-    {"hinge", hinge_value, hinge_slope, hinge_slopes},
-    {"squared", squared_value, squared_slope, squared_slopes},
+    {"logistic", logistic_value, logistic_slope, logistic_slopes, logistic_conjugate, logistic_dual},
+    {"huber", huber_value, huber_slope, huber_slopes, huber_conjugate, huber_dual},
+    {"hinge", hinge_value, hinge_slope, hinge_slopes, hinge_conjugate, hinge_dual},
+    {"squared", squared_value, squared_slope, squared_slopes, squared_conjugate, squared_dual},
 };
 
 #define N_LOSSES ((int)(sizeof(losses) / sizeof(losses[0])))

@@ -184,10 +184,11 @@ sgd_fold(void *body, const float *rows, int n, DpPool *pool)
 }
 
 static void
-sgd_take(void *body, const float *row)
+sgd_take(void *body, const float *row, double *memory)
 {
     Sgd *s = body;
 
+    (void)memory;
     add_row(s, dp_loss_at(s->loss), row);
 }
 

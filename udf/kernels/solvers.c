@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const DpSolver *const solvers[] = {&dp_sgd, &dp_banco, &dp_cd, &dp_gcd};
+static const DpSolver *const solvers[] = {&dp_sgd, &dp_banco, &dp_cd, &dp_gcd, &dp_scd, &dp_primal};
 
 #define N_SOLVERS ((int)(sizeof(solvers) / sizeof(solvers[0])))
 

@@ -54,8 +54,8 @@ dp_norm(const double *w, int d)
     return sqrt(sum_lanes(lane) + rest);
 }
 
-DP_VECTORISED static double
-row_norm(const float *x, int d)
+DP_VECTORISED double
+dp_row_norm(const float *x, int d)
 {
     double lane[LANES] = {0};
     double rest = 0.0;
@@ -75,13 +75,19 @@ row_norm(const float *x, int d)
  * for a double.
  */
 double
-dp_clip_slope(double slope, const float *x, int d, double clip)
+dp_clip_by_norm(double slope, double norm, double clip)
 {
-    double norm = row_norm(x, d), most = clip / norm;
+    double most = clip / norm;
 
     if (isnan(slope) || norm == 0.0)
         return 0.0;
     return fabs(slope) > most ? copysign(most, slope) : slope;
+}
+
+double
+dp_clip_slope(double slope, const float *x, int d, double clip)
+{
+    return dp_clip_by_norm(slope, dp_row_norm(x, d), clip);
 }
 
 DP_VECTORISED void
@@ -158,40 +164,62 @@ scale_row(const double *x, double scale, float *out, int d)
         out[j] = toward_zero(x[j] * scale);
 }
 
+/* What a row in units of `unit` is multiplied by, to be within its bound or, normalized, at it; norm is in such units.
+ */
+static double
+factor_of(const DpShape *shape, double norm, double unit)
+{
+    return norm > shape->bound / unit || (shape->normalize && norm > 0.0) ? shape->bound / norm : unit;
+}
+
 /* Entries so large or so small that their squares leave the range of doubles: in units of the largest. */
 static void
-clip_extreme_row(const double *x, int d, double constant, double bound, float *out)
+clip_extreme_row(const double *x, int d, double constant, const DpShape *shape, float *out)
 {
     double largest = largest_entry(x, d, constant);
     double unit = largest > 0.0 ? largest : 1.0;
-    double norm = norm_in_units(x, d, constant, unit);
-    double scale = norm <= bound / unit ? unit : bound / norm;
+    double factor = factor_of(shape, norm_in_units(x, d, constant, unit), unit);
 
     for (int j = 0; j < d; j++)
-        out[j] = toward_zero(x[j] / unit * scale);
+        out[j] = toward_zero(x[j] / unit * factor);
     if (constant > 0.0)
-        out[d] = toward_zero(constant / unit * scale);
+        out[d] = toward_zero(constant / unit * factor);
+}
+
+DP_VECTORISED static void
+divide_and_cut(const double *x, const double *scale, double *out, int d)
+{
+    for (int j = 0; j < d; j++) {
+        double v = x[j] / scale[j];
+
+        v = v > -1.0 ? v : -1.0;
+        out[j] = v < 1.0 ? v : 1.0;
+    }
 }
 
 bool
-dp_clip_row(const double *x, int d, bool intercept, double bound, float *out)
+dp_clip_row(const double *x, int d, const DpShape *shape, double *room, float *out)
 {
-    double constant = intercept ? 1.0 : 0.0;
-    double norm, scale;
+    double constant = shape->intercept ? 1.0 : 0.0;
+    double norm, factor;
 
     if (!all_finite(x, d)) {
-        memset(out, 0, (size_t)(d + intercept) * sizeof(float));
+        memset(out, 0, (size_t)(d + shape->intercept) * sizeof(float));
         return false;
+    }
+    if (shape->scale != NULL) {
+        divide_and_cut(x, shape->scale, room, d);
+        x = room;
     }
     norm = dp_norm(x, d);
     norm = sqrt(norm * norm + constant);
     if (norm < 1e-150 || norm > 1e150) {
-        clip_extreme_row(x, d, constant, bound, out);
+        clip_extreme_row(x, d, constant, shape, out);
         return true;
     }
-    scale = norm <= bound ? 1.0 : bound / norm;
-    scale_row(x, scale, out, d);
-    if (intercept)
-        out[d] = toward_zero(scale);
+    factor = factor_of(shape, norm, 1.0);
+    scale_row(x, factor, out, d);
+    if (shape->intercept)
+        out[d] = toward_zero(factor);
     return true;
 }
