@@ -77,7 +77,8 @@ class Dual:
         """The duality gap, as Fenchel and Young's inequality gives it row by row."""
         loss, z = LOSSES[self.plan.spec.loss], self.x @ self.weights
         param = self.plan.loss_param
-        return float(np.mean(loss.value(z, self.y, param) + loss.conjugate(self.a, self.y, param) + self.a * z))
+        shares = loss.value(z, self.y, param) + loss.conjugate(self.a, self.y, param) + self.a * z
+        return max(0.0, float(shares.mean()))
 
 
 def last_sum(features: npt.ArrayLike, labels: npt.ArrayLike, plan: Plan, passes: list[list[Rows]]) -> Array:

@@ -135,7 +135,7 @@ class DpscdSeq(Dpscd):
     on both sides; a step is then a Poisson-sampled Gaussian with that clip norm. And step (2) above needs variables that
     follow from their own row and v: what a row saw in its batch moves the sum, and is forgotten; its variable moves as
     if the row had been alone. (If variables kept what they saw, a batch without row k would still tell of it, and
-    (2 |B| - 1) C would pay for nothing: docs/privacy.md, H6.) A batch is cut off behind so many rows as none has, but
+    (2 |B| - 1) C would pay for nothing: docs/privacy.md, S8.) A batch is cut off behind so many rows as none has, but
     for a probability that is paid for (`most_of_binomial`).
     """
 

@@ -142,7 +142,8 @@ def test_output_perturbation_is_tight(algorithm: str, loss: str, options: Option
     assert 0.5 * plan.sensitivity <= reached <= plan.sensitivity
 
 
-SUMS = [name for name in PRIVATE if SOLVERS[name].perturbs == "sums"]
+SUMS = [name for name in PRIVATE if SOLVERS[name].perturbs == "sums" and name != "dpscd_seq"]
+"""But for the one whose bound is for the worst that could be, not for what is (test_dual_privacy.py)."""
 
 
 @pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
@@ -154,7 +155,9 @@ SUMS = [name for name in PRIVATE if SOLVERS[name].perturbs == "sums"]
 @pytest.mark.parametrize("algorithm", SUMS)
 def test_noise_on_sums_is_tight(algorithm: str, loss: str, options: Options, adjacency: str) -> None:
     """Half the jump, or a clip that cuts too late, would be found out: some pair of sums is nearly as far apart."""
-    nearly_reached(algorithm, loss, {**options, "adjacency": adjacency})
+    # Moves are long at first, and where the regulariser leaves little to gain.
+    strong = {"lambda": 10.0, "epochs": 1} if SOLVERS[algorithm].remembers else {}
+    nearly_reached(algorithm, loss, {**options, **strong, "adjacency": adjacency})
 
 
 def nearly_reached(algorithm: str, loss: str, options: Options) -> None:
