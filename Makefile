@@ -50,6 +50,7 @@ bench: env
 	PYTHONPATH=tests .venv/bin/python bench/noise.py
 	.venv/bin/python bench/noisy.py
 	.venv/bin/python bench/coordinates.py
+	.venv/bin/python bench/dual.py
 	PYTHONPATH=tests .venv/bin/python bench/banco.py
 
 lint: env

@@ -61,6 +61,9 @@ TRIALS = (
     Trial("dpcd", "logistic", 0.5, 1e-6, {"private_constants": 0.1}),
     Trial("dpgcd", "logistic", 1.0, options={"private_constants": 0.1}),
     Trial("dpgcd", "logistic", 0.5, 1e-6, {"private_constants": 0.1}),
+    Trial("scd", "hinge", None, options={"lambda": 0.01}),
+    Trial("dpscd", "hinge", 0.5, 1e-6, LARGE),
+    Trial("dpscd", "logistic", 0.1, 1e-6, LARGE),
 )
 
 

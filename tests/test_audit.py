@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from conftest import plans, two_classes
+from conftest import needed, plans, two_classes
 
 import bismarck_dp
 from bismarck_dp.controller.audit import Audit
@@ -70,7 +70,8 @@ def test_every_private_algorithm_has_a_claim() -> None:
 @pytest.mark.parametrize(("algorithm", "delta", "adjacency"), CLAIMS)
 def test_every_private_algorithm_keeps_its_claim(db: Database, algorithm: str, delta: float, adjacency: str) -> None:
     """A short run for whatever is registered: 200 trials prove little, but shape, play and noise are checked whole."""
-    attacked(db, algorithm=algorithm, epsilon=1, delta=delta, adjacency=adjacency, trials=200)
+    spec = {"algorithm": algorithm, "epsilon": 1, "delta": delta, "adjacency": adjacency}
+    attacked(db, **spec, **needed(algorithm), trials=200)
 
 
 OPERATOR = """

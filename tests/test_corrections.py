@@ -378,6 +378,19 @@ def s7_delta() -> list[float]:
     return [1e-3 * rows for rows in (347_786, 24_420, 6218)]
 
 
+@row
+def s8_sequential_memory() -> list[float]:
+    """The largest difference, over C, of the move that a row makes alone after a batch in which it saw another row move
+    by C or by -C, and kept that in alpha; lambda N = 1.
+    """
+    bound, largest = 0.1, 0.0
+    for y in np.linspace(-0.1, 0.1, 21):
+        kept = [ridge_update(1.0, y, 0.0, saw, 1, 1.0, bound) for saw in (bound, -bound)]
+        later = [ridge_update(1.0, y, alpha, 0.0, 1, 1.0, bound) for alpha in kept]
+        largest = max(largest, abs(later[0] - later[1]))
+    return [largest / bound]
+
+
 # ---- Mangold et al. 2022 ----
 
 

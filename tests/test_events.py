@@ -10,7 +10,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from conftest import plans, two_classes
+from conftest import needed, plans, two_classes
 from dp_accounting import pld, rdp
 
 import bismarck_dp
@@ -33,7 +33,8 @@ def test_a_stored_event_costs_what_the_model_claims(
     db: Database, table: Any, algorithm: str, epsilon: float, delta: float, adjacency: str
 ) -> None:
     source = table(*two_classes(200, 3))
-    model = db.train(source.name, algorithm=algorithm, epsilon=epsilon, delta=delta, adjacency=adjacency)
+    spec = {"algorithm": algorithm, "epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    model = db.train(source.name, **spec, **needed(algorithm))
     stored = db.model(model.name)
     event = Event.from_json(stored.event)
     assert event.to_json() == stored.event == stored.privacy["event"] == model.event

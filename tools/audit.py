@@ -39,8 +39,15 @@ SUMS_LOSSES = ("hinge", "squared")
 SUMS: dict[str, Any] = {"step": 0.5, "epochs": 3, "batch_size": 15}
 COORDINATES_LOSSES = ("huber", "squared")
 COORDINATES: dict[str, Any] = {"iterations": 2, "inner_iterations": 2, "average": "none"}
-INSIDE = {"sums": (SUMS_LOSSES, SUMS), "coordinates": (COORDINATES_LOSSES, COORDINATES)}
+MOVES: dict[str, Any] = {"iterations": 2, "inner_iterations": 2, "clip": 0.001}
+INSIDE = {
+    "sums": (SUMS_LOSSES, SUMS),
+    "coordinates": (COORDINATES_LOSSES, COORDINATES),
+    "moves": (COORDINATES_LOSSES, MOVES),
+}
 """by what is perturbed: losses and options"""
+DUAL: dict[str, Any] = {"lambda": 10.0, "epochs": 1}
+"""where rows are remembered: what they add is long at first, and where the regulariser leaves little to gain"""
 
 HEADER = (
     "| algorithm | loss | mechanism | adjacency | Δ declared | Δ measured | ε claimed | δ | ε measured | verdict |\n"
@@ -54,7 +61,7 @@ def specs() -> Iterator[dict[str, Any]]:
         losses, fixed = INSIDE.get(solver.perturbs, (tuple(LOSSES), None))
         for loss in losses if solver.private else ():
             options = fixed or OPTIONS.get(loss, STRONG)
-            options = {k: v for k, v in options.items() if k in solver.options}
+            options = {k: v for k, v in options.items() if k in solver.options} | (DUAL if solver.remembers else {})
             for delta in DELTAS:
                 for adjacency in ("replace", "zero-out"):
                     spec = {"algorithm": algorithm, "loss": loss, "epsilon": EPSILON, "delta": delta}
