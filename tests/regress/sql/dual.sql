@@ -2,7 +2,7 @@
 SET extra_float_digits = 0;
 \pset null '(null)'
 CREATE TABLE visits AS
-    SELECT i AS id, (i % 3 = 0) AS back, 0.01 * (i % 50) - 0.2 AS cost,
+    SELECT i AS id, (i % 3 = 2) AS back, 0.01 * (i % 50) - 0.2 AS cost,
            ARRAY[(i % 3)::float4, ((i * 7) % 11)::float4 / 11, 100] AS x
     FROM generate_series(1, 1650) AS i;
 
