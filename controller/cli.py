@@ -424,7 +424,8 @@ def train(source: str, url: str | None, data: str | None, as_json: bool, **given
         return
     privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
     facts = _pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note")
-    _print_facts(facts if model.support is None else {**facts, "support": _support(model)})
+    facts |= {} if model.support is None else {"support": _support(model)}
+    _print_facts(facts | ({} if model.gap is None else {"gap": model.gap}))
 
 
 @main.command()

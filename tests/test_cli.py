@@ -269,6 +269,14 @@ def test_train_shows_the_support_of_a_sparse_model(run: Any) -> None:
     assert re.search(r"^support +none of 3 features *$", empty.stdout, re.MULTILINE), empty.stdout
 
 
+def test_train_shows_the_gap_of_a_dual_model(run: Any) -> None:
+    words = ("train", "rows", "--algorithm", "scd", "--lambda", "0.1", "--scale", "1,2,3", "--normalize")
+    assert re.search(r"^gap +\d", run(*words).stdout, re.MULTILINE)
+    answer = json.loads(run(*words, "--json").stdout)
+    assert 0 <= answer["gap"] < 0.1
+    assert (answer["scale"], answer["normalize"]) == ([1, 2, 3], True)
+
+
 def test_train_with_columns_and_without_privacy(run: Any, url: str) -> None:
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("CREATE VIEW wide AS SELECT x[1] AS a, x[2] AS b, x[3] AS c, y > 0 AS t FROM rows"))
