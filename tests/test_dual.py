@@ -389,6 +389,18 @@ def test_packed_rows_must_fit_the_plan(db: Database, table: Any) -> None:
                 engine.connection.exec_driver_sql(sample, values)
 
 
+def test_a_private_run_is_never_given_batches_in_order(db: Database, table: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("dpscd", "logistic", 1.0, 1e-6, {"lambda": 0.1})
+    with begun(db, rows.name, spec, 100, 3) as (engine, packed, plan):
+        params = {**plan.sample_params(), "probability": None}
+        with pytest.raises(DBAPIError, match="a private run needs samples"):
+            engine.connection.exec_driver_sql(
+                "SELECT bismarck_dp.sample(%(r)s, %(t)s::regclass[], %(p)s::jsonb)",
+                {"r": packed.run, "t": packed.tables, "p": json.dumps(params)},
+            )
+
+
 # ---- rows that are scaled ----
 
 

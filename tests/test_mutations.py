@@ -329,9 +329,9 @@ MUTATIONS = [
     ),
     Mutation(
         "batches of a fixed size that are accounted as Poisson samples",
-        "bismarck_dp/noisy.py",
-        '        return "poisson"',
-        '        return "once"',
+        "udf/sample.c",
+        '    if (dp_has(params, "probability"))',
+        "    if (!solver->remembers)",
         "test_dual_privacy.py::test_rows_are_drawn_by_independent_coins",
     ),
     Mutation(

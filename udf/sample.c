@@ -444,6 +444,8 @@ dp_sample(PG_FUNCTION_ARGS)
     if (dp_state_solver(s.state)->take == NULL || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
         (double)s.n * (double)s.steps > 0x1p62)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run cannot be sampled")));
+    if (dp_state_solver(s.state)->noised(s.state->body) && !dp_has(params, "probability"))
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a private run needs samples")));
     s.pool = dp_pool_of_state(context, s.state, 0);
     dp_state_begin_pass(s.state, 0);
     run_pass(&s, run, tables, parts, params);
