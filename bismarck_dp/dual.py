@@ -132,11 +132,11 @@ class DpscdSeq(Dpscd):
 
     Claim: (epsilon, delta)-DP. Proof: as for `Dpscd`, with two changes. Row k changes the moves of those behind it in
     its batch, so that the sum of a batch B with row k is within C + 2 C (|B| - 1) = (2 |B| - 1) C of that without it,
-    on both sides; a step is then a Poisson-sampled Gaussian with that clip norm. And step (2) above needs variables that
-    follow from their own row and v: what a row saw in its batch moves the sum, and is forgotten; its variable moves as
-    if the row had been alone. (If variables kept what they saw, a batch without row k would still tell of it, and
-    (2 |B| - 1) C would pay for nothing: docs/privacy.md, S8.) A batch is cut off behind so many rows as none has, but
-    for a probability that is paid for (`most_of_binomial`).
+    on both sides; a step is then a Poisson-sampled Gaussian with that clip norm. And step (2) above needs variables
+    that follow from their own row and v: what a row saw in its batch moves the sum, and is forgotten; its variable
+    moves as if the row had been alone. (If variables kept what they saw, a batch without row k would still tell of it,
+    and (2 |B| - 1) C would pay for nothing: docs/privacy.md, S8.) A batch is cut off behind so many rows as none has,
+    but for a probability that is paid for (`most_of_binomial`).
     """
 
     name = "dpscd_seq"

@@ -94,7 +94,9 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
         coded = np.where(labels == positive, 1.0, np.where(np.isin(labels, negatives), -1.0, np.nan))
     else:
         bound = options["label_bound"]
-        coded = np.where(np.isfinite(labels), np.clip(labels, -bound, bound), np.nan)
+        cut = np.clip(labels, -bound, bound)
+        with np.errstate(over="ignore"):
+            coded = np.where(np.isfinite(labels) & np.isfinite(cut.astype(np.float32)), cut, np.nan)
     shape = (options["feature_bound"], options["fit_intercept"], options["scale"], options["normalize"])
     features = clip_rows(x, *shape)
     raw = np.asarray(x, dtype=np.float64)

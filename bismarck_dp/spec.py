@@ -98,6 +98,8 @@ def _step(name: str, value: Any) -> float | str:
 def _constants(name: str, value: Any) -> float | list[float]:
     """One number for all features, or one for each."""
     parse = _number()
+    if isinstance(value, str):
+        raise _refuse(name, value, "a number, or a list with one for each feature")
     if not isinstance(value, (list, tuple)):
         return parse(name, value)
     if not value:

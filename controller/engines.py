@@ -90,7 +90,7 @@ class Engine(ABC):
         return str(facts["name"])
 
     def check_memory(self, plan: Plan) -> None:
-        """Refuses, before a row is read, a plan that keeps more in memory than the user allows."""
+        """Refuses, before a row is packed, a plan that keeps more in memory than the user allows."""
         if plan.memory and plan.memory > (allowed := int(self.one(queries.memory())["bytes"])):
             raise BismarckError(
                 f'algorithm "{plan.spec.algorithm}" keeps 8 bytes for each of {plan.n} rows, {_in_mb(plan.memory)},'

@@ -56,7 +56,7 @@ def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict
     packed, passes = _epochs(engine, packed, plan, progress)
     gap = engine.gap(packed) if plan.perturbs == "nothing" else None
     weights = engine.release(packed, plan)
-    _check_finite(weights, plan)
+    _check_finite([*weights, gap or 0.0], plan)
     engine.drop(packed)
     for note in plan.notes if request.spec.epsilon is not None else ():
         engine.warn(note)
@@ -112,10 +112,13 @@ def _check_finite(weights: list[float], plan: Plan) -> None:
     """Only a long step makes weights grow without bound. bolton accepts none; with noise on sums, whether it happens
     depends on noisy sums alone, and says no more about a row than they do.
     """
-    if not all(math.isfinite(weight) for weight in weights):
-        raise BismarckError(
-            f"training diverged with a first step of {plan.schedule.step.first:g}", "use a smaller step or a radius"
-        )
+    if all(math.isfinite(weight) for weight in weights):
+        return
+    if plan.schedule.step.first == 0:
+        raise BismarckError("training went beyond all numbers", "use a larger lambda, or smaller bounds")
+    raise BismarckError(
+        f"training diverged with a first step of {plan.schedule.step.first:g}", "use a smaller step or a radius"
+    )
 
 
 def _model(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kernels
@@ -20,7 +24,7 @@ from test_noisy import begun, server_orders
 
 from bismarck_dp import BismarckError, Plan, Spec, explain, make_plan, reference
 from bismarck_dp.ascent import Dual
-from bismarck_dp.controller.database import Database
+from bismarck_dp.controller.database import Database, embedded
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.recordplay import samples
 from bismarck_dp.solvers import SOLVERS
@@ -387,6 +391,72 @@ def test_packed_rows_must_fit_the_plan(db: Database, table: Any) -> None:
             engine.connection.exec_driver_sql("SET LOCAL maintenance_work_mem = '20GB'")
             with pytest.raises(DBAPIError, match="the run has another number of rows"):
                 engine.connection.exec_driver_sql(sample, values)
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[Database]:
+    """A server with hardly any buffers: it reads any table larger than a quarter of them as it reads huge ones."""
+    home = Path(tempfile.mkdtemp(prefix="bdp_cramped_", dir="/tmp"))
+    home.chmod(0o755)
+    settings = {"shared_buffers": "1MB"}
+    try:
+        with embedded(str(home / "c"), durable=False, extension=kernels.extension(), settings=settings) as database:
+            yield database
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.mark.parametrize("algorithm", ["scd", "dpscd"])
+def test_memories_stay_with_their_rows_whatever_else_was_read(cramped: Database, algorithm: str) -> None:
+    """PostgreSQL reads a large table from where another scan left off. One that was left in the middle must not give
+    rows the memories of others: the same bits come out.
+    """
+    cramped.load(algorithm, *two_classes(8000, 40))
+    private = (1.0, 1e-9) if algorithm == "dpscd" else (None, 0.0)
+    spec = Spec.create(algorithm, "logistic", *private, {"lambda": 1e-3, "batch_size": 500, "epochs": 3, "seed": SEED})
+    weights = []
+    for disturbed in (False, True):
+        with begun(cramped, algorithm, spec, 8000, 40, "1MB") as (engine, packed, plan):
+            for _ in range(3):
+                engine.epoch(packed, plan)
+                left_off = f"DECLARE c CURSOR FOR SELECT block FROM {packed.tables[0]}; MOVE 90 FROM c; CLOSE c"
+                engine.connection.exec_driver_sql(left_off if disturbed else "SELECT")
+            weights.append(engine.release(packed, plan))
+    np.testing.assert_array_equal(*weights)
+
+
+def test_a_pass_that_failed_is_not_taken_up_again(db: Database, table: Any) -> None:
+    """Its state is as it was before; the memories are not."""
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("scd", "logistic", None, 0, {"lambda": 0.1, "batch_size": 10})
+    with begun(db, rows.name, spec, 100, 3) as (engine, packed, plan):
+        engine.epoch(packed, plan)
+        twice = {"r": packed.run, "t": packed.tables * 2, "p": json.dumps(plan.sample_params())}
+        sample = "SELECT bismarck_dp.sample(%(r)s, %(t)s::regclass[], %(p)s::jsonb)"
+        with pytest.raises(DBAPIError, match="do not fit the plan"), engine.connection.begin_nested():
+            engine.connection.exec_driver_sql(sample, twice)
+        with pytest.raises(DBAPIError, match="a pass of this run failed"):
+            engine.epoch(packed, plan)
+
+
+def test_a_block_solver_has_no_objective_to_show(db: Database, sql: Any) -> None:
+    plan = planned("dpscd_primal", "huber", 100, 3)
+    params = json.dumps({**plan.kernel_params(), "private": False})
+    begin = "SELECT bismarck_dp.begin(900, 'primal', 3, CAST(:p AS jsonb)), bismarck_dp.objective(900) AS shown"
+    assert sql(begin, p=params)[0]["shown"] is None
+
+
+def test_labels_beyond_all_floats_count_for_nothing(db: Database, table: Any) -> None:
+    """Or the gap would be no number."""
+    x, y = two_classes(100, 3)
+    rows = table(x, np.where(np.arange(100) == 7, 1e300, y))
+    others = table(x, np.where(np.arange(100) == 7, np.nan, y))
+    spec: dict[str, Any] = {"epsilon": None, "algorithm": "scd", "loss": "squared", "lambda": 0.1, "seed": 1}
+    first, second = (db.train(t.name, model=t.name, **spec) for t in (rows, others))
+    np.testing.assert_array_equal(first.weights, second.weights)
+    assert first.gap == second.gap
+    assert first.gap is not None
+    assert 0 < first.gap < 1
 
 
 def test_a_private_run_is_never_given_batches_in_order(db: Database, table: Any) -> None:

@@ -335,6 +335,13 @@ MUTATIONS = [
         "test_dual_privacy.py::test_rows_are_drawn_by_independent_coins",
     ),
     Mutation(
+        "memories that go to other rows when another scan is under way",
+        "udf/pack.c",
+        "table_beginscan_strat(relation, GetActiveSnapshot(), 0, NULL, true, false)",
+        "table_beginscan(relation, GetActiveSnapshot(), 0, NULL)",
+        "test_dual.py::test_memories_stay_with_their_rows_whatever_else_was_read",
+    ),
+    Mutation(
         "dual variables that leave, in the duality gap",
         "udf/state.c",
         "    if (state->flags & DP_STATE_PRIVATE)",

@@ -54,7 +54,8 @@ extern void dp_state_forget(int64 run);
 extern struct DpRows *dp_rows_of_run(int64 run); /* room for the packed rows, until the run ends; empty at first */
 extern struct DpColumns **dp_columns_of_run(int64 run,
                                             MemoryContext *context); /* the same for columns; NULL at first */
-extern double *dp_memory_of_run(int64 run, int64 n); /* a number for each row, until the run ends; zero at first */
+/* A number for each row, zero at first, to be moved by one pass: until its state is kept nobody gets them again. */
+extern double *dp_memory_of_run(int64 run, int64 n);
 extern DpState *dp_state_copy(MemoryContext context, const DpState *state);
 extern void dp_state_begin_pass(DpState *state, int part);
 extern void dp_state_check_complete(const DpState *state);

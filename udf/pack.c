@@ -176,8 +176,11 @@ dp_coding(Jsonb *params)
 static double
 label_of(const DpCoding *c, double y)
 {
-    if (c->regression)
-        return isfinite(y) ? fmax(-c->label_bound, fmin(c->label_bound, y)) : NAN;
+    if (c->regression) {
+        double cut = fmax(-c->label_bound, fmin(c->label_bound, y));
+
+        return isfinite(y) && isfinite((float)cut) ? cut : NAN;
+    }
     return y == c->positive ? 1.0 : y == c->negative || y == c->other_negative ? -1.0 : NAN;
 }
 
@@ -342,11 +345,15 @@ dp_pack(PG_FUNCTION_ARGS)
 
 /* ---- a fresh permutation of what is packed already ---- */
 
+/*
+ * Rows in the order they were written, in every pass: not from where another scan happened to be, as PostgreSQL would
+ * read a large table. A row's place is how its memory is found.
+ */
 int64
 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg)
 {
     Relation relation = table_open(table, AccessShareLock);
-    TableScanDesc scan = table_beginscan(relation, GetActiveSnapshot(), 0, NULL);
+    TableScanDesc scan = table_beginscan_strat(relation, GetActiveSnapshot(), 0, NULL, true, false);
     HeapTuple tuple;
     int64 n = 0;
 

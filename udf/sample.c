@@ -4,8 +4,8 @@
  * memory with it, which is found by the row's slot, its place among all packed rows, and stays in this backend.
  *
  * Every row joins every step of the pass independently with probability q, and nobody learns which: the draws come from
- * a fresh key and never leave this file. Amplification by sampling needs exactly that; a shuffled table cut into
- * batches does not have it (docs/privacy.md).
+ * a fresh key and stay in this file and its temporary ones. Amplification by sampling needs exactly that; a shuffled
+ * table cut into batches does not have it (docs/privacy.md).
  *
  * The cells (row, step) are walked in the order of rows, from one that is drawn to the next, by the waits of gaps.c:
  * one wait for every draw, however many cells lie between. The draws are then put in the order of steps. If all packed
@@ -222,6 +222,9 @@ sample_memory(Sampling *s, const DpRows *rows, double expected)
 
 /* ---- rows sorted by step, through files ---- */
 
+/* For the rows of a range, where memories leave less. */
+#define LEAST_MEMORY ((Size)1024 * 1024)
+
 /* Stands before each row in a file. */
 typedef struct Ticket {
     int64 step;
@@ -233,7 +236,9 @@ open_ranges(Sampling *s, double expected)
 {
     double bytes = expected * (double)(s->row_bytes + sizeof(Ticket) + sizeof(int64) + 3 * sizeof(uint32));
 
-    s->ranges = (int)Min(s->steps, dp_bucket_count(bytes, dp_allowed_memory()));
+    Size left = dp_allowed_memory() - (s->memory == NULL ? 0 : sizeof(double) * s->n);
+
+    s->ranges = (int)Min(s->steps, dp_bucket_count(bytes, Max(left, LEAST_MEMORY)));
     s->files = palloc(sizeof(BufFile *) * s->ranges);
     s->file_rows = palloc0(sizeof(int64) * s->ranges);
     for (int i = 0; i < s->ranges; i++)
@@ -441,7 +446,7 @@ dp_sample(PG_FUNCTION_ARGS)
     s.batch_size = (int64)dp_number(params, "batch_size");
     s.state = dp_state_copy(context, dp_state_of_run(run));
     s.row_bytes = sizeof(float) * (Size)(s.state->d + 1);
-    if (dp_state_solver(s.state)->take == NULL || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
+    if (dp_state_solver(s.state)->take == NULL || s.n < 1 || s.steps < 1 || s.steps >= (int64)PG_UINT32_MAX ||
         (double)s.n * (double)s.steps > 0x1p62)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("this run cannot be sampled")));
     if (dp_state_solver(s.state)->noised(s.state->body) && !dp_has(params, "probability"))

@@ -29,6 +29,7 @@ typedef struct Run {
     MemoryContext memory_context; /* of the memories */
     double *memory;               /* one for each row, where the solver remembers */
     int64 memory_rows;
+    bool moving; /* a pass over memories was begun, and not finished */
 } Run;
 
 /* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
@@ -116,10 +117,12 @@ dp_state_keep(int64 id, const DpState *state)
         run->columns = NULL;
         run->memory_context = AllocSetContextCreate(TopTransactionContext, "memories", ALLOCSET_SMALL_SIZES);
         run->memory = NULL;
+        run->memory_rows = 0;
         dlist_push_head(&runs, &run->node);
     } else
         pfree(run->state);
     run->state = copy;
+    run->moving = false;
 }
 
 void
@@ -156,6 +159,9 @@ dp_memory_of_run(int64 id, int64 n)
     }
     if (run->memory_rows != n)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("the run has another number of rows")));
+    if (run->moving)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("a pass of this run failed")));
+    run->moving = true;
     return run->memory;
 }
 
@@ -267,6 +273,8 @@ dp_objective(PG_FUNCTION_ARGS)
 {
     DpState *state = shown_state(PG_GETARG_INT64(0));
 
+    if (dp_state_solver(state)->objective == NULL)
+        PG_RETURN_NULL();
     PG_RETURN_FLOAT8(dp_state_solver(state)->objective(state->body));
 }
 

@@ -236,7 +236,7 @@ scd_gap(const void *body)
 {
     const Scd *s = body;
 
-    return fmax(0.0, s->gap_sum / (double)s->n); /* rounding may leave less */
+    return s->gap_sum < 0.0 ? 0.0 : s->gap_sum / (double)s->n; /* rounding may leave less */
 }
 
 static void
