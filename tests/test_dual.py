@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from sqlalchemy.exc import DBAPIError
 from test_kernels import PARAMS
-from test_noisy import begun, server_orders
+from test_noisy import begun, peak_memory, server_orders
 
 from bismarck_dp import BismarckError, Plan, Spec, explain, make_plan, reference
 from bismarck_dp.ascent import Dual
@@ -360,6 +360,19 @@ def test_more_rows_than_the_user_gives_memory_for(db: Database, table: Any, algo
         assert diagnostics.message_hint == "SET maintenance_work_mem = '2MB', or use dpsgd"
         connection.exec_driver_sql("SET LOCAL maintenance_work_mem = '2MB'")
         assert connection.exec_driver_sql(call, values).scalar_one() == n
+
+
+@pytest.mark.parametrize("algorithm", ["scd", "dpscd"])
+def test_training_takes_eight_bytes_for_each_row(db: Database, table: Any, algorithm: str) -> None:
+    """And what is left of maintenance_work_mem, whatever the rows take."""
+    n, d = 500_000, 20
+    rows = table(np.zeros((n, d), np.float32), np.resize([-1.0, 1.0], n))
+    private = (1.0, 1e-9) if algorithm == "dpscd" else (None, 0.0)
+    spec = Spec.create(algorithm, "logistic", *private, {"lambda": 0.1, "batch_size": 1000, "epochs": 1})
+    with begun(db, rows.name, spec, n, d, "5MB") as (engine, packed, plan):
+        before = peak_memory(engine)
+        engine.epoch(packed, plan)
+        assert peak_memory(engine) - before < 8 * n / 1024 + 6_000, "kB; the rows take 42,000"
 
 
 def test_the_server_refuses_memories_that_do_not_fit(db: Database, table: Any) -> None:
