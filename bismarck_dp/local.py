@@ -25,7 +25,7 @@ from .errors import BismarckError
 from .losses import LOSSES
 from .mechanisms import Noise, calibrate
 from .noisy import Banco
-from .plan import json_number, label_params, scales
+from .plan import json_number, label_params, scales, shape_params
 from .sgd import Setting
 from .spec import OPTIONS, Spec
 
@@ -54,10 +54,9 @@ def gradient_params(state: Any, epsilon: float, delta: float) -> dict[str, Any]:
                 f"the state asks for {name} {state[name]:g}, and {offered:g} is offered",
                 f"offer {name} {state[name]:g}, or do not answer",
             )
-    options = setting.spec.options
     return {
         "d": setting.d,
-        **{name: options[name] for name in ("fit_intercept", "feature_bound", "scale", "normalize")},
+        **shape_params(setting.spec),
         **label_params(setting.spec),
         "loss": setting.spec.loss,
         "loss_param": json_number(setting.param),

@@ -115,7 +115,7 @@ class Plan:
         the other rows say: what a label means must not depend on another row.
         """
         options = self.spec.options
-        params = {name: options[name] for name in ("fit_intercept", "feature_bound", "scale", "normalize", "seed")}
+        params = {**shape_params(self.spec), "seed": options["seed"]}
         # How much is written must not depend on values where something is promised.
         params.update(n=self.n, d=self.d, sparse=self.noise.mechanism == "none")
         return {**params, **label_params(self.spec)}
@@ -174,6 +174,12 @@ def label_params(spec: Spec) -> dict[str, Any]:
         return {"label_bound": json_number(spec.options["label_bound"])}
     negative, positive = classes or (-1.0, 1.0)
     return {"negative": negative, "other_negative": negative if classes else 0.0, "positive": positive}
+
+
+def shape_params(spec: Spec) -> dict[str, Any]:
+    """What becomes of features. A noise's `scale` may travel with it, hence another word."""
+    params = {name: spec.options[name] for name in ("fit_intercept", "feature_bound", "normalize")}
+    return {**params, "scales": spec.options["scale"]}
 
 
 def scales(spec: Spec, d: int) -> list[float] | None:

@@ -66,6 +66,25 @@ def test_a_gradient_has_its_noise(ask: Any, epsilon: float, delta: float) -> Non
 
 
 @pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, [1, 1]),
+        ({"scale": [2, 0.5]}, [0.5, 2]),
+        ({"scale": 0.5}, [2, 2]),
+        ({"normalize": True}, [2.5, 2.5]),
+        ({"normalize": True, "feature_bound": 2.0}, [5, 5]),
+    ],
+    ids=str,
+)
+def test_a_row_is_scaled_as_the_state_says(ask: Any, options: dict[str, Any], factor: list[float]) -> None:
+    """A huge epsilon shows the gradient at w = 0, y x / 2."""
+    state = local.start(2, 1e6, 0.0, "logistic", options)
+    x = np.array([0.32, 0.24])
+    gradient = ask(state, x.tolist(), -1.0, 1e6)[0]
+    np.testing.assert_allclose(gradient, -x * factor / 2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
     "row",
     [
         (None, 1.0),

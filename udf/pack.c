@@ -144,10 +144,10 @@ scales_of(Jsonb *params, int d)
     DpParams host = dp_params(params);
     double *scale = palloc(sizeof(double) * d);
 
-    host.numbers(host.host, "scale", scale, d);
+    host.numbers(host.host, "scales", scale, d);
     for (int j = 0; j < d; j++)
         if (!(scale[j] > 0))
-            ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"scale\" is invalid")));
+            ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"scales\" is invalid")));
     return scale;
 }
 
@@ -159,7 +159,7 @@ dp_coding(Jsonb *params)
 
     c.shape.bound = dp_number(params, "feature_bound");
     c.shape.normalize = dp_number(params, "normalize") != 0;
-    c.shape.scale = dp_has(params, "scale") ? scales_of(params, d) : NULL;
+    c.shape.scale = dp_has(params, "scales") ? scales_of(params, d) : NULL;
     c.room = palloc(sizeof(double) * d);
     c.regression = dp_has(params, "label_bound");
     if (c.regression)
