@@ -366,7 +366,7 @@ def test_rows_and_columns_are_not_mistaken_for_each_other(db: Database, table: A
     with begun(db, rows.name, Spec.create("cd", "logistic"), 100, 3) as (engine, packed, _):
         arm = f"SELECT bismarck_dp.epoch($1, 0, block, rows) AS state FROM {packed.tables[0]}"
         text = f"SELECT bismarck_dp.fold({packed.run}, 'SELECT bismarck_dp.merge(state) FROM ({arm}) AS s')"
-        assert "reads columns, not rows" in refusal(lambda: engine.connection.exec_driver_sql(text))
+        assert "does not fold blocks" in refusal(lambda: engine.connection.exec_driver_sql(text))
     with begun(db, rows.name, Spec.create("gcd", "logistic"), 100, 3) as (engine, packed, _):
         call = f"SELECT bismarck_dp.descend({packed.run}, '{packed.tables[0]}', '{{\"n\": 100, \"labels\": 0}}')"
         assert "reads rows, not columns" in refusal(lambda: engine.connection.exec_driver_sql(call))
