@@ -452,6 +452,18 @@ def test_a_pass_that_failed_is_not_taken_up_again(db: Database, table: Any) -> N
             engine.epoch(packed, plan)
 
 
+def test_a_run_that_is_begun_again_remembers_nothing(db: Database, table: Any) -> None:
+    rows = table(*two_classes(100, 3))
+    spec = Spec.create("scd", "logistic", None, 0, {"lambda": 0.1, "batch_size": 10, "epochs": 1})
+    with begun(db, rows.name, spec, 100, 3) as (engine, packed, plan):
+        gaps = []
+        for _ in range(2):
+            engine.begin(packed, plan)
+            engine.epoch(packed, plan)
+            gaps.append(engine.gap(packed))
+    assert gaps[0] == gaps[1]
+
+
 def test_a_block_solver_has_no_objective_to_show(db: Database, sql: Any) -> None:
     plan = planned("dpscd_primal", "huber", 100, 3)
     params = json.dumps({**plan.kernel_params(), "private": False})

@@ -252,6 +252,8 @@ dp_begin(PG_FUNCTION_ARGS)
     wrong = solver->start(state->body, d, &host);
     if (wrong != NULL)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter %s is invalid", wrong)));
+    if (find_run(PG_GETARG_INT64(0)) != NULL)
+        dp_state_forget(PG_GETARG_INT64(0)); /* with its rows and what it remembers of them */
     dp_state_keep(PG_GETARG_INT64(0), state);
     PG_RETURN_VOID();
 }
