@@ -92,10 +92,11 @@ class Engine(ABC):
     def check_memory(self, plan: Plan) -> None:
         """Refuses, before a row is packed, a plan that keeps more in memory than the user allows."""
         if plan.memory and plan.memory > (allowed := int(self.one(queries.memory())["bytes"])):
+            other = "sgd" if plan.perturbs == "nothing" else "dpsgd"
             raise BismarckError(
                 f'algorithm "{plan.spec.algorithm}" keeps 8 bytes for each of {plan.n} rows, {_in_mb(plan.memory)},'
                 f" and maintenance_work_mem is {_in_mb(allowed)}",
-                f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or use dpsgd",
+                f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or use {other}",
                 "53400",
             )
 

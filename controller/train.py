@@ -115,7 +115,7 @@ def _check_finite(weights: list[float], plan: Plan) -> None:
     if all(math.isfinite(weight) for weight in weights):
         return
     if plan.schedule.step.first == 0:
-        raise BismarckError("training went beyond all numbers", "use a larger lambda, or smaller bounds")
+        raise BismarckError("training went beyond all numbers", "use smaller bounds, for features, labels or clip")
     raise BismarckError(
         f"training diverged with a first step of {plan.schedule.step.first:g}", "use a smaller step or a radius"
     )
