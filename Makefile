@@ -51,7 +51,9 @@ bench: env
 	.venv/bin/python bench/noisy.py
 	.venv/bin/python bench/coordinates.py
 	.venv/bin/python bench/dual.py
+	.venv/bin/python bench/classes.py
 	PYTHONPATH=tests .venv/bin/python bench/banco.py
+	.venv/bin/python bench/predict.py
 
 lint: env
 	.venv/bin/ruff check $(all_python) tools

@@ -57,6 +57,8 @@ class Setting:
         return {
             "loss": "squared",
             "loss_param": self.clip,
+            "outputs": 1,
+            "multiclass": "none",
             "clip": "inf",
             "n": self.n,
             "epochs": 1,

@@ -42,11 +42,12 @@ Connection = sqlalchemy.Connection
 
 
 @contextmanager
-def server() -> Iterator[Database]:
+def server(more: dict[str, str] | None = None) -> Iterator[Database]:
     home = Path(tempfile.mkdtemp(prefix="bdp_bench_", dir="/tmp"))
     home.chmod(0o755)
     try:
         settings = {"work_mem": MEMORY, "maintenance_work_mem": MEMORY, "max_wal_size": "8GB", "autovacuum": "off"}
+        settings |= more or {}
         with embedded(str(home / "cluster"), durable=False, settings=settings) as database:
             yield database
     finally:

@@ -14,9 +14,12 @@ from .version import __version__
 if TYPE_CHECKING:
     from .controller.audit import Audit
     from .controller.database import Database
+    from .estimators import DPClassifier, DPRegressor
 
 __all__ = [
     "BismarckError",
+    "DPClassifier",
+    "DPRegressor",
     "Model",
     "Plan",
     "Spec",
@@ -27,6 +30,15 @@ __all__ = [
     "explain",
     "make_plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, once they are asked for: they need scikit-learn, and nothing else does."""
+    if name in ("DPClassifier", "DPRegressor"):
+        from . import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def connect(url: str) -> Database:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import combinations_with_replacement, product
 from typing import Any, ClassVar, NamedTuple
 
 from .errors import BismarckError
@@ -31,6 +32,15 @@ LEAST, MOST = 1e-100, 1e100
 
 MOST_COUNT = 10**15
 """How often anything may happen: whole numbers below have their own floating point number."""
+
+LEAST_MEAN, MOST_MEAN = 1 + 1e-6, 1e6
+"""Of the number of trials."""
+
+LEAST_SHAPE, MOST_SHAPE, NEAREST_SHAPE = -0.9, 100.0, 1e-6
+"""Of their distribution; one that is nearer to 0 than the last, and not 0, is not told from it."""
+
+MOST_CHOICES = 256
+"""Ways for a row to be in one branch each of events side by side that are priced one by one."""
 
 
 class Event:
@@ -53,7 +63,8 @@ class Event:
         except ImportError:
             raise BismarckError("the library dp-accounting is not installed", "pip install dp-accounting") from None
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return getattr(dp_accounting, type(self).__name__)(**{name: _library(value) for name, value in values.items()})
+        kind = getattr(dp_accounting.dp_event, type(self).__name__)
+        return kind(**{name: _library(value) for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,42 @@ class ComposedDpEvent(Event):
     events: tuple[Event, ...]
 
 
+@dataclass(frozen=True)
+class RepeatAndSelectDpEvent(Event):
+    """The event a random number of times, of which the best result leaves and nothing else (`repeats`)."""
+
+    event: Event
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        _require(self, "mean", LEAST_MEAN <= self.mean <= MOST_MEAN, f"from {LEAST_MEAN:.6f} to {MOST_MEAN:g}")
+        known = LEAST_SHAPE <= self.shape <= MOST_SHAPE and (self.shape == 0 or abs(self.shape) >= NEAREST_SHAPE)
+        _require(self, "shape", known, f"0, or from {LEAST_SHAPE:g} to {MOST_SHAPE:g} and {NEAREST_SHAPE:g} from 0")
+
+
+@dataclass(frozen=True)
+class ParallelDpEvent(Event):
+    """Events on parts of the table: a row is in one part, and which part that is depends neither on values nor on
+    anything that was released before.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if not self.events:
+            raise BismarckError("events of ParallelDpEvent are none", "it must have one event or more")
+
+    def to_dp_event(self) -> Any:
+        """The library has no such event: it is the branch, if all are the same one."""
+        if len(set(self.events)) > 1:
+            raise BismarckError(
+                "the library dp-accounting has no event for different events side by side",
+                "price it with epsilon_of, or take its dearest branch",
+            )
+        return self.events[0].to_dp_event()
+
+
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -136,6 +183,8 @@ EVENTS: dict[str, type[Event]] = {
         PoissonSampledDpEvent,
         SelfComposedDpEvent,
         ComposedDpEvent,
+        RepeatAndSelectDpEvent,
+        ParallelDpEvent,
     )
 }
 
@@ -202,6 +251,8 @@ READERS = {
     "rho": _number,
     "sampling_probability": _number,
     "count": _whole,
+    "mean": _number,
+    "shape": _number,
     "event": _one,
     "events": _several,
 }
@@ -245,11 +296,11 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     mu = 1 / multiplier
     if _gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    high = _turn(lambda epsilon: _gaussian_delta(epsilon, mu) > delta)[1]
+    high = turn(lambda epsilon: _gaussian_delta(epsilon, mu) > delta)[1]
     return high * (1 + 1e-12)
 
 
-def _turn(holds: Callable[[float], bool]) -> tuple[float, float]:
+def turn(holds: Callable[[float], bool]) -> tuple[float, float]:
     """The neighbouring floats between which a condition, true at 0, turns false; it turns once."""
     low, high = 0.0, 1.0
     while holds(high):
@@ -283,7 +334,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return 0.0
     if delta <= 0 or math.isinf(rho):
         return math.inf
-    above = _turn(lambda above: rho * above**2 < -math.log(delta) - math.log1p(above))[1]  # alpha - 1
+    above = turn(lambda above: rho * above**2 < -math.log(delta) - math.log1p(above))[1]  # alpha - 1
     return max(
         0.0, (1 + above) * rho + math.log(above) - math.log1p(above) - (math.log(delta) + math.log1p(above)) / above
     )
@@ -292,7 +343,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 @lru_cache(maxsize=1024)
 def zcdp_rho(epsilon: float, delta: float) -> float:
     """The largest rho whose `zcdp_epsilon` is at most epsilon, from below."""
-    return _turn(lambda rho: zcdp_epsilon(rho, delta) <= epsilon)[0]
+    return turn(lambda rho: zcdp_epsilon(rho, delta) <= epsilon)[0]
 
 
 def selection_rho(epsilon: float) -> float:
@@ -313,7 +364,7 @@ def selection_epsilon(rho: float) -> float:
 
 def zcdp_of(event: Event) -> float:
     """The rho of a composition: 1 / (2 z^2) for a Gaussian, epsilon^2 / 2 for pure epsilon-DP (Bun and Steinke 2016,
-    Propositions 1.4 and 1.6). It adds up, adaptively too.
+    Propositions 1.4 and 1.6). It adds up, adaptively too. Of events side by side it is the largest.
     """
     return sum(count * _leaf_rho(leaf) for leaf, count in leaves(event).items())
 
@@ -325,6 +376,8 @@ def _leaf_rho(leaf: Event) -> float:
         return leaf.rho
     if isinstance(leaf, NonPrivateDpEvent):
         return math.inf
+    if isinstance(leaf, ParallelDpEvent):
+        return max(zcdp_of(branch) for branch in leaf.events)
     raise BismarckError(f"{type(leaf).__name__} has no zCDP bound here", "price it with epsilon_of")
 
 
@@ -360,20 +413,27 @@ def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
     Only Laplace: pure, epsilons add up, or zCDP where that is less, for many small ones. Only Gaussians: exact, squares
     of 1 / z add up (Dong, Roth and Su 2019). Sampled Gaussians, with or without plain ones: privacy loss distributions.
     Anything else without sampling: zCDP. With sampling, the rest is priced on its own and added, at half the delta each
-    unless the rest is pure (basic composition).
+    unless the rest is pure (basic composition). Events side by side: the dearest choice of branches. With the best of
+    repeated events: everything by Renyi divergences, at one order (`renyi`).
     """
     _check_adjacency(adjacency)
     every = leaves(event)
     if any(isinstance(leaf, NonPrivateDpEvent) for leaf in every):
         return Cost(math.inf, "none")
+    if any(isinstance(leaf, ParallelDpEvent) for leaf in every):
+        return max((epsilon_of(choice, delta, adjacency) for choice in _choices(every)), key=lambda cost: cost.epsilon)
+    if any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf in every):
+        from .renyi import curve_of
+
+        return Cost(curve_of(event, adjacency).epsilon(delta), "rdp" if delta > 0 else "pure")
     gaussian: Counter[Event] = Counter()
     sampled: list[tuple[float, float, int]] = []
     rest: Counter[Event] = Counter()
     for leaf, count in every.items():
         if isinstance(leaf, PoissonSampledDpEvent):
-            z, q = _sampled_gaussian(leaf)
+            z, q = sampled_gaussian(leaf)
             if q == 1:
-                gaussian[GaussianDpEvent(z / _doubling(adjacency))] += count
+                gaussian[GaussianDpEvent(z / doubling(adjacency))] += count
             else:
                 sampled.append((z, q, count))
         else:
@@ -383,6 +443,28 @@ def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
     if gaussian and not rest:
         return _gaussian_cost(gaussian, delta)
     return _unsampled_cost(gaussian, rest, delta)
+
+
+def _choices(every: Counter[Event]) -> list[Event]:
+    """All that can happen to a row, which is in one branch of each event side by side, and may be in another one each
+    time. Given the parts, which depend on nothing, it is one of these; the largest cost is thus a bound.
+    """
+    parts: list[list[Event]] = []
+    number = 1
+    for leaf, count in every.items():
+        branches = list(dict.fromkeys(leaf.events)) if isinstance(leaf, ParallelDpEvent) else [leaf]
+        if len(branches) > 1:
+            number *= math.comb(min(len(branches), MOST_CHOICES + 1) + count - 1, count)
+        if number > MOST_CHOICES and sum(every.values()) > 1:
+            raise BismarckError(
+                f"a row can be in more than {MOST_CHOICES} combinations of events side by side (ParallelDpEvent)",
+                "compose fewer of them, or price them on their own and add up both epsilon and delta",
+            )
+        if len(branches) == 1:
+            parts.append([_repeated(branches[0], count)])
+        else:
+            parts.append([ComposedDpEvent(choice) for choice in combinations_with_replacement(branches, count)])
+    return [ComposedDpEvent(choice) for choice in product(*parts)]
 
 
 def _gaussian_cost(gaussian: Counter[Event], delta: float) -> Cost:
@@ -428,7 +510,7 @@ def _with_sampling(
         return Cost(math.inf, "pld")
     from . import poisson
 
-    double = _doubling(adjacency)
+    double = doubling(adjacency)
     plain = [(leaf.noise_multiplier * double, 1.0, count) for leaf, count in gaussian.items()]  # type: ignore[attr-defined]
     steps = tuple(poisson.Step(*part) for part in sorted(sampled + plain))
     if not rest:
@@ -442,7 +524,7 @@ def _with_sampling(
     return min(costs, key=lambda cost: cost.epsilon)
 
 
-def _sampled_gaussian(event: PoissonSampledDpEvent) -> tuple[float, float]:
+def sampled_gaussian(event: PoissonSampledDpEvent) -> tuple[float, float]:
     if not isinstance(event.event, GaussianDpEvent):
         raise BismarckError(
             f"a sampled {type(event.event).__name__} has no accountant here", "only a GaussianDpEvent can be sampled"
@@ -450,7 +532,7 @@ def _sampled_gaussian(event: PoissonSampledDpEvent) -> tuple[float, float]:
     return event.event.noise_multiplier, event.sampling_probability
 
 
-def _doubling(adjacency: str) -> float:
+def doubling(adjacency: str) -> float:
     """How many clip norms a replaced row can move a sum."""
     return 2.0 if adjacency == "replace" else 1.0
 
@@ -544,7 +626,7 @@ class PoissonGaussians:
     def multiplier(self, epsilon: float, delta: float) -> float:
         _check_privacy(epsilon, delta)
         if self.probability == 1:
-            return _doubling(self.adjacency) * Gaussians(self.count).multiplier(epsilon, delta)
+            return doubling(self.adjacency) * Gaussians(self.count).multiplier(epsilon, delta)
         from .poisson_search import multiplier
 
         return multiplier(epsilon, delta, self.probability, self.count, self.adjacency)

@@ -68,14 +68,20 @@ def _rounding(setting: Setting, schedule: Schedule, reach: float) -> float:
 
     Per update, with u = 2^-53 and |w| <= R: a dot product in eight lanes errs by (d/8 + 8) u R F, so the average
     gradient by beta_d (d/8 + 8) u R; slopes and the batch sum by (b + 12) u L; shrink, subtraction and averaging by 4
-    u R; a projection by (d/8 + 8) u R; averaging P partitions after a pass by 2 P u R. Updates do not expand, so
-    errors add up over T updates, in each of the two runs. Never below T 2^-48 R.
+    u R; a projection by (w/8 + 8) u R for w weights; averaging P partitions after a pass by 2 P u R. Updates do not
+    expand, so errors add up over T updates, in each of the two runs. Never below T 2^-48 R.
+
+    With k classes |w| is the norm of all weights, and so errors of dot products are together what they are for one.
+    Softmax takes the largest margin off all of them, which errs by (1 + sqrt k) u R F; its exponentials are within
+    1e-12 of themselves and k of them are added, so p errs by 2.1e-12 + (k + 3) u: less than (2^15 + k) u.
     """
     assert setting.smoothness is not None
     updates, step_sum = _step_sum(schedule)
-    lanes = setting.width / 8 + 8
+    many = setting.outputs if setting.outputs > 1 else 0
+    lanes = setting.row_width / 8 + 8 + (1 + math.sqrt(many) if many else 0)
+    slopes = setting.batch_size + 12 + (2**15 + many if many else 0)
     per_norm = 4.0 * updates + 2 * schedule.workers * schedule.passes
     projects = math.isfinite(setting.spec.options["radius"])
-    per_norm += setting.smoothness * lanes * step_sum + (lanes * updates if projects else 0)
-    rounding = 2 * UNIT_ROUNDOFF * (per_norm * reach + (schedule.batch_size + 12) * setting.lipschitz * step_sum)
+    per_norm += setting.smoothness * lanes * step_sum + ((setting.width / 8 + 8) * updates if projects else 0)
+    rounding = 2 * UNIT_ROUNDOFF * (per_norm * reach + slopes * setting.lipschitz * step_sum)
     return max(rounding, updates * 2.0**-48 * reach)

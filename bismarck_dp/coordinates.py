@@ -105,6 +105,7 @@ class Rounds(Schedule):
 class Coordinates(Sgd):
     """What coordinate solvers share."""
 
+    many = False
     selects = True
     default_iterations = 10
 
@@ -291,8 +292,13 @@ class PrivateCoordinates(Private, Coordinates):
             event = ComposedDpEvent((event, Laplaces().event(1 / share)))
             accountant = accountant if accountant == "pure" else f"{accountant}+pure"
         mechanism = "gaussian" if noise.mechanism == "gaussian" else "laplace"
-        return jump(setting) * unit * (1 + ROUNDING), Noise(
-            mechanism, noise.scale * unit, noise.grid * unit, accountant, event
+        return jump(setting) * unit * (1 + ROUNDING), replace(
+            noise,
+            mechanism=mechanism,
+            scale=noise.scale * unit,
+            grid=noise.grid * unit,
+            accountant=accountant,
+            event=event,
         )
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums
 from .noisy import Poisson, row_bound
+from .plan import row_width
 from .sensitivity import Pulse, Schedule
 from .sgd import Private, Setting, Sgd, replace_options
 from .spec import ROWS, Spec
@@ -37,6 +38,7 @@ class Scd(Sgd):
     name = "scd"
     kernel = "scd"
     remembers = True
+    many = False
     options = ROWS | {"lambda", "epochs", "batch_size", "huber_h", "tolerance"}
     sequential = False
     """whether a row of a batch sees the moves of those before it"""
@@ -168,10 +170,11 @@ class DpscdPrimal(Private):
     kernel = "primal"
     perturbs = "moves"
     layout = "columns"
+    many = False
     options = ROWS | {"lambda", "iterations", "inner_iterations", "huber_h", "clip", "adjacency"}
 
     def setting(self, spec: Spec, n: int, d: int) -> Setting:
-        width = d + int(spec.options["fit_intercept"])
+        width = row_width(spec, d)
         block = spec.options["inner_iterations"] or 1
         if block > width:
             raise BismarckError(f"inner_iterations is {block}, and there are {width} weights", f"use at most {width}")
@@ -233,5 +236,5 @@ class DpscdPrimal(Private):
             "inner_iterations": setting.spec.options["inner_iterations"],
         }
 
-    def _notes(self, spec: Spec, n: int) -> list[str]:
-        return [*super()._notes(spec, n), "the noise does not shrink with the number of rows: dpcd's does"]
+    def notes(self, spec: Spec, n: int) -> list[str]:
+        return [*super().notes(spec, n), "the noise does not shrink with the number of rows: dpcd's does"]

@@ -103,6 +103,7 @@ def model(state: Any) -> dict[str, Any]:
         "feature_bound": spec.options["feature_bound"],
         "scale": scales(spec, setting.d),
         "normalize": spec.options["normalize"],
+        "multiclass": None,
         "event": noise.event.to_json(),
     }
     classes = (spec.options["classes"] or [-1.0, 1.0]) if LOSSES[spec.loss].classification else []
@@ -134,6 +135,8 @@ def _key(state: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise BismarckError("the local protocol knows no columns", "give numbers, or leave out scale and categories")
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -142,6 +145,10 @@ def _plan(key: tuple[Any, ...]) -> tuple[Setting, Noise]:
     loss, epsilon, delta, d, options = key
     if dict(options).get("seed") is not None:
         raise BismarckError("a known seed voids privacy", "leave out the option seed")
+    if dict(options).get("project_dim") is not None:
+        raise BismarckError("the local protocol has no project_dim", "let providers prepare their rows themselves")
+    if dict(options).get("scale") == "quantile":
+        raise BismarckError("the local protocol has no rows to measure quantiles of", "give scale as numbers")
     if dict(options).get("adjacency", "replace") != "replace":
         raise BismarckError("local privacy hides which row a provider has", "leave out the option adjacency")
     setting = Banco().setting(Spec.create("banco", loss, epsilon, delta, dict(options)), 1, d)

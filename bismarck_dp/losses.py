@@ -170,6 +170,35 @@ _ALL = [
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in _ALL}
 
 
+# ---- many classes: a slope for each, and their gradient is the outer product with the row ----
+
+
+def softmax_slopes(z: Array, y: Array) -> Array:
+    """p - e_y, of margins (rows by classes) and places of classes: of norm at most sqrt 2, since the p of other classes
+    add up to 1 - p_y, and sqrt(2) (1 - p_y) is the most that leaves.
+    """
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    slopes = e / e.sum(axis=1, keepdims=True)
+    slopes[np.arange(len(y)), y.astype(int)] -= 1.0
+    return np.asarray(slopes)
+
+
+def ovr_slopes(loss: Loss, z: Array, y: Array, param: float) -> Array:
+    """Each class against the rest, by a loss of two classes: of norm at most sqrt k times its steepness."""
+    sides = np.where(np.arange(z.shape[1]) == y[:, None], 1.0, -1.0)
+    return loss.slope(z, sides, param)
+
+
+def many_steepness(kind: str, classes: int) -> float:
+    """sup |slopes| over that of a single slope of at most 1."""
+    return math.sqrt(2) if kind == "softmax" else math.sqrt(classes)
+
+
+SOFTMAX_CURVATURE = 0.5
+"""The Hessian in the margins is diag(p) - p p': for a unit v, v'Hv is the variance of v under p, at most a quarter of
+the square of its range, which is at most sqrt 2: so H is at most 1/2 (p = 1/2 at two classes attains it)."""
+
+
 def loss_param(name: str, options: dict[str, Any]) -> float:
     """The loss's one number, taken from the options."""
     return float({"huber": options["huber_h"], "squared": options["clip"]}.get(name, 0.0))

@@ -45,6 +45,10 @@ class Noise:
     accountant: str
     event: Event
     """what it is worth to an accountant, after arithmetic is paid for: never more than the noise that is added"""
+    excess: float = 0.0
+    """tau: probabilities are within factors exp(+-tau) of those with real noise of at least the event's multiplier"""
+    rarity: float = math.inf
+    """t: but for a probability of at most three e^-t"""
 
     def params(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism, "scale": self.scale, "grid": self.grid}
@@ -258,7 +262,7 @@ def calibrate_sums(
             "use a smaller epsilon, or a smaller batch_size",
         )
     mechanism = "l2-laplace" if pure else "gaussian"
-    return Noise(mechanism, scale, grid, calibrator.accountant, calibrator.event(nominal))
+    return Noise(mechanism, scale, grid, calibrator.accountant, calibrator.event(nominal), tau, math.inf if pure else t)
 
 
 def most_of_binomial(n: int, probability: float, times: int, epsilon: float, delta: float) -> float:

@@ -96,16 +96,17 @@ def scattered(plan: Plan, rng: np.random.Generator) -> Pair:
     """Random rows of every length with random labels."""
     bound = plan.spec.options["feature_bound"]
     rows = rng.normal(size=(plan.n, plan.d)) * bound * rng.choice([0.2, 1.0, 5.0])
-    labels = rng.choice(label_range(plan), size=plan.n)
-    second = (rng.normal(size=plan.d) * 5 * bound, float(rng.choice(label_range(plan))))
+    known = plan.spec.options["classes"] if plan.outputs > 1 else label_range(plan)
+    labels = rng.choice(known, size=plan.n)
+    second = (rng.normal(size=plan.d) * 5 * bound, float(rng.choice(known)))
     return _pair("scattered", plan, rows, labels, (rows[0], float(labels[0])), second)
 
 
 def label_range(plan: Plan) -> tuple[float, float]:
-    """The two labels, or the two ends of what a label may be."""
+    """Two labels, or the two ends of what a label may be."""
     options = plan.spec.options
     if LOSSES[plan.spec.loss].classification:
-        negative, positive = options["classes"] or (-1.0, 1.0)
+        negative, *_, positive = options["classes"] or (-1.0, 1.0)
         return negative, positive
     return -options["label_bound"], options["label_bound"]
 

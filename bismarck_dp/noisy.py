@@ -26,7 +26,7 @@ from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial
 from .plan import Plan
 from .sensitivity import Pulse, Schedule
-from .sgd import Private, Setting, replace_options
+from .sgd import Private, Setting, replace_options, steepness
 from .spec import ROWS, Spec
 from .steps import Step
 
@@ -67,7 +67,7 @@ class Noisy(Private):
     def _bounds(self, spec: Spec, loss: Loss) -> tuple[float, float, float]:
         """Residuals are not cut: the gradient is."""
         param = loss_param(spec.loss, {**spec.options, "clip": math.inf})
-        steep = spec.options["feature_bound"] * loss.steepness(param)
+        steep = spec.options["feature_bound"] * steepness(spec, loss, param)
         clip = spec.options["clip"]
         if clip is None or clip >= steep:
             return param, steep, math.inf
@@ -214,6 +214,7 @@ class Banco(Noisy):
 
     name = "banco"
     kernel = "banco"
+    many = False
     options = ROWS | {"clip", "huber_h", "adjacency"}
 
     def _batch_size(self, asked: int | None, n: int) -> int:

@@ -42,9 +42,23 @@ class Plan:
     """what only this solver has to explain"""
 
     @property
+    def row_width(self) -> int:
+        """Numbers of a packed row: the features, projected if they are, and the intercept."""
+        return row_width(self.spec, self.d)
+
+    @property
+    def outputs(self) -> int:
+        """Margins of a row, each with weights of its own: one, or one for each of many classes."""
+        return outputs(self.spec)
+
+    @property
     def width(self) -> int:
-        """Numbers in the released vector: the features, and the intercept."""
-        return self.d + int(self.spec.options["fit_intercept"])
+        """Numbers in the released vector."""
+        return self.row_width * self.outputs
+
+    @property
+    def classifies(self) -> bool:
+        return LOSSES[self.spec.loss].classification
 
     @property
     def released_sensitivity(self) -> float:
@@ -72,6 +86,8 @@ class Plan:
             "private": self.noise.mechanism != "none",
             "loss": self.spec.loss,
             "loss_param": json_number(self.loss_param),
+            "outputs": self.outputs,
+            "multiclass": multiclass(self.spec) or "none",
             "clip": json_number(self.clip),
             "noise": inside.mechanism,
             "noise_scale": inside.scale,
@@ -91,8 +107,8 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes that the server keeps for the rows while it trains."""
-        return 8 * self.n if self.remembers else 0
+        """Bytes that the server keeps while it trains, for the rows and for the matrix of a projection."""
+        return (8 * self.n if self.remembers else 0) + 8 * self.d * (self.spec.options["project_dim"] or 0)
 
     def sample_params(self) -> dict[str, Any]:
         """What a pass over Poisson samples reads, or, without a probability, over batches of rows in their order."""
@@ -111,8 +127,8 @@ class Plan:
     def pack_params(self) -> dict[str, Any]:
         """What packing reads: the shape, the bounds, what labels mean and, in a test, the seed.
 
-        Unless `classes` names the two labels, 1 is the positive class and both 0 and -1 are the negative one, whatever
-        the other rows say: what a label means must not depend on another row.
+        Unless `classes` names the labels, 1 is the positive class and both 0 and -1 are the negative one, whatever the
+        other rows say: what a label means must not depend on another row.
         """
         options = self.spec.options
         params = {**shape_params(self.spec), "seed": options["seed"]}
@@ -150,6 +166,9 @@ class Plan:
             "smoothness": self.smoothness,
             "strong_convexity": schedule.penalty.strong_convexity,
             "feature_bound": self.spec.options["feature_bound"],
+            "classes": len(self.spec.options["classes"] or ("negative", "positive")) if self.classifies else None,
+            "multiclass": multiclass(self.spec),
+            "project_dim": self.spec.options["project_dim"],
             "passes": schedule.data_passes(schedule.passes),
             "updates": schedule.total_updates,
             "batch_size": schedule.batch_size,
@@ -161,6 +180,7 @@ class Plan:
             "shuffle": schedule.shuffle,
             "workers": schedule.workers,
             "memory": self.memory or None,
+            "scale_epsilon": self.details.get("scale_epsilon"),
             "selection_epsilon": self.details.get("selection_epsilon"),
             "constants_epsilon": self.details.get("constants_epsilon"),
             "note": self.note,
@@ -172,20 +192,40 @@ def label_params(spec: Spec) -> dict[str, Any]:
     classes = spec.options["classes"]
     if not LOSSES[spec.loss].classification:
         return {"label_bound": json_number(spec.options["label_bound"])}
+    if multiclass(spec):
+        return {"classes": classes}
     negative, positive = classes or (-1.0, 1.0)
     return {"negative": negative, "other_negative": negative if classes else 0.0, "positive": positive}
 
 
+def multiclass(spec: Spec) -> str | None:
+    """How more than two classes are told apart; None for two, unless asked for, and for a number to predict."""
+    many = LOSSES[spec.loss].classification and len(spec.options["classes"] or ()) > 2
+    if spec.options["multiclass"] is None and many:
+        return "softmax" if spec.loss == "logistic" else "ovr"
+    asked: str | None = spec.options["multiclass"]
+    return asked
+
+
+def outputs(spec: Spec) -> int:
+    return len(spec.options["classes"]) if multiclass(spec) else 1
+
+
+def row_width(spec: Spec, d: int) -> int:
+    return (spec.options["project_dim"] or d) + int(spec.options["fit_intercept"])
+
+
 def shape_params(spec: Spec) -> dict[str, Any]:
     """What becomes of features. A noise's `scale` may travel with it, hence another word."""
-    params = {name: spec.options[name] for name in ("fit_intercept", "feature_bound", "normalize")}
-    return {**params, "scales": spec.options["scale"]}
+    names = ("fit_intercept", "feature_bound", "normalize", "categories", "project_dim", "project_seed")
+    scale = spec.options["scale"]
+    return {**{name: spec.options[name] for name in names}, "scales": None if isinstance(scale, str) else scale}
 
 
 def scales(spec: Spec, d: int) -> list[float] | None:
-    """What each feature is divided by."""
+    """What each feature is divided by; None where it is not, or is yet to be measured."""
     scale = spec.options["scale"]
-    return scale if scale is None or isinstance(scale, list) else [scale] * d
+    return [scale] * d if isinstance(scale, float) else scale if isinstance(scale, list) else None
 
 
 def json_number(value: float) -> float | str:

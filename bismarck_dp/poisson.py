@@ -140,7 +140,7 @@ class Pair:
 
     def loss(self, x: Floats) -> Floats:
         """log P(x)/Q(x), which grows with x."""
-        return _log_mix(self.up, (x - 0.5) / self.z**2) - _log_mix(self.down, (-x - 0.5) / self.z**2)
+        return log_mix(self.up, (x - 0.5) / self.z**2) - log_mix(self.down, (-x - 0.5) / self.z**2)
 
     def point(self, loss: Floats) -> Floats:
         """The x of a loss; -inf or inf where the loss is out of reach."""
@@ -171,7 +171,7 @@ class Pair:
         return np.clip([-spread, spread + (self.up > 0)], *self.point(np.array([low, high])))
 
 
-def _log_mix(share: float, log: Floats) -> Floats:
+def log_mix(share: float, log: Floats) -> Floats:
     """log(1 - share + share e^log), accurate also where it is near zero."""
     if share <= 0.5:
         mixed = np.log1p(share * np.expm1(np.minimum(log, 500)))
@@ -355,7 +355,7 @@ class Sketch:
 def _log_mixture(x: Floats, z: float, up: float) -> Floats:
     """Log of the density of (1-up) N(0, z^2) + up N(1, z^2)."""
     centre = -0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2 * math.pi))
-    return np.asarray(centre + _log_mix(up, (x - 0.5) / z**2))
+    return np.asarray(centre + log_mix(up, (x - 0.5) / z**2))
 
 
 def _log_above(x: float, pair: Pair) -> float:

@@ -41,7 +41,7 @@ def released(plan: Plan, table: tuple[Array, Array], orders: Orders) -> Array:
 
 def noise_alone(plan: Plan, rng: np.random.Generator, times: int) -> Array:
     """Weights made of noise on sums and nothing else, as rows that count for nothing leave them."""
-    features, labels = np.zeros((plan.n, plan.width), np.float32), np.zeros(plan.n, np.float32)
+    features, labels = np.zeros((plan.n, plan.row_width), np.float32), np.zeros(plan.n, np.float32)
     noise = reference.random_noise(plan, rng)
     return np.array([reference.train(features, labels, plan, orders(plan, rng), noise) for _ in range(times)])
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Union
 
 import numpy as np
@@ -18,9 +19,9 @@ from . import ascent, descent
 from .banco import Bet, Learner
 from .choices import Choices, Drawn, Exact
 from .coordinates import Rounds, score_jump
-from .losses import LOSSES, Array
+from .losses import LOSSES, Array, ovr_slopes, softmax_slopes
 from .mechanisms import Noise
-from .plan import Plan
+from .plan import Plan, multiclass, scales
 from .sensitivity import Schedule
 
 Floats = npt.NDArray[np.float32]
@@ -50,6 +51,7 @@ SQUARES_STREAM = 3 << 33
 SAMPLE_STREAM = 1 << 34
 CHOICES_STREAM = 5 << 33
 COORDINATES_STREAM = 7 << 33
+PROJECTION_STREAM = 9 << 33
 
 
 def clip_rows(
@@ -58,9 +60,10 @@ def clip_rows(
     intercept: bool = False,
     scale: npt.ArrayLike | None = None,
     normalize: bool = False,
+    matrix: Array | None = None,
 ) -> Floats:
-    """Rows, divided by `scale` and cut to ±1 (and with a constant 1 behind) when asked, scaled down to L2 norm `bound`,
-    or to it to be normalized; rows that are not finite become zeros.
+    """Rows, divided by `scale` and cut to ±1, projected by `matrix`, and with a constant 1 behind, when asked; scaled
+    down to L2 norm `bound`, or to it to be normalized; rows that are not finite become zeros.
     """
     rows = np.asarray(x, dtype=np.float64)
     finite = np.isfinite(rows).all(axis=1, keepdims=True)
@@ -68,6 +71,9 @@ def clip_rows(
     if scale is not None:
         with np.errstate(over="ignore"):
             rows = np.clip(rows / np.asarray(scale, dtype=np.float64), -1.0, 1.0)
+    if matrix is not None:
+        longest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1e200)
+        rows = np.where(longest > 1e200, rows / longest * 1e200, rows) @ matrix.T
     if intercept:
         rows = np.hstack([rows, np.where(finite, 1.0, 0.0)])
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(float).tiny)
@@ -77,6 +83,18 @@ def clip_rows(
         longer = (norm > bound / unit) | (normalize & (norm > 0))
         factor = np.where(longer, bound / norm, unit)
     return _toward_zero(rows / unit * factor)
+
+
+@lru_cache(maxsize=8)
+def projection(seed: int, p: int, d: int) -> Array:
+    """The matrix of a public seed: N(0, 1/p), by Box and Muller on pairs of uniform numbers of 53 bits."""
+    pairs = (p * d + 1) // 2
+    words = key_stream(seed_key(seed), PROJECTION_STREAM, 4 * pairs).reshape(-1, 2).astype(np.uint64)
+    bits = (words[:, 0] | words[:, 1] << np.uint64(32)) >> np.uint64(11)
+    radius, angle = ((bits.astype(np.float64) + 0.5) / 2**53).reshape(-1, 2).T
+    radius, angle = np.sqrt(-2 * np.log(radius) / p), 2 * np.pi * angle
+    numbers = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)]).reshape(-1)
+    return numbers[: p * d].reshape(p, d)
 
 
 def _toward_zero(values: Array) -> Floats:
@@ -89,7 +107,10 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
     """Features and labels as the packed copy holds them, in the source's order."""
     options = plan.spec.options
     labels = np.asarray(y, dtype=np.float64)
-    if LOSSES[plan.spec.loss].classification:
+    if multiclass(plan.spec):
+        same = labels[:, None] == np.array(options["classes"])
+        coded = np.where(same.any(axis=1), same.argmax(axis=1), np.nan)
+    elif LOSSES[plan.spec.loss].classification:
         *negatives, positive = options["classes"] or [0.0, -1.0, 1.0]
         coded = np.where(labels == positive, 1.0, np.where(np.isin(labels, negatives), -1.0, np.nan))
     else:
@@ -97,8 +118,10 @@ def pack(x: npt.ArrayLike, y: npt.ArrayLike, plan: Plan) -> tuple[Floats, Floats
         cut = np.clip(labels, -bound, bound)
         with np.errstate(over="ignore"):
             coded = np.where(np.isfinite(labels) & np.isfinite(cut.astype(np.float32)), cut, np.nan)
-    shape = (options["feature_bound"], options["fit_intercept"], options["scale"], options["normalize"])
-    features = clip_rows(x, *shape)
+    bounds = scales(plan.spec, plan.d)
+    shape = (options["feature_bound"], options["fit_intercept"], bounds, options["normalize"])
+    p, seed = options["project_dim"], options["project_seed"] or 0
+    features = clip_rows(x, *shape, None if p is None else projection(seed, p, plan.d))
     raw = np.asarray(x, dtype=np.float64)
     bad = np.isnan(coded) | ~np.isfinite(raw).all(axis=1)
     features[bad] = 0
@@ -118,7 +141,7 @@ def _sgd(
     features: Floats, labels: Floats, plan: Plan, orders: list[Order] | None = None, noise: Noises | None = None
 ) -> Array:
     schedule = plan.schedule
-    w = np.zeros(features.shape[1])
+    w = np.zeros(plan.width)
     average = np.zeros_like(w)
     for j in range(schedule.passes):
         order = np.arange(len(labels)) if orders is None else orders[j]
@@ -271,6 +294,8 @@ def gradient_of(features: Floats, labels: Floats, rows: npt.ArrayLike, w: Array,
     """The sum of these rows' gradients, each scaled down to the plan's clip."""
     at = np.asarray(rows, dtype=np.int64)
     x, y = features[at].astype(np.float64), labels[at].astype(np.float64)
+    if plan.outputs > 1:
+        return _gradient_of_many(x, y, w, plan)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         slopes = LOSSES[plan.spec.loss].slope(x @ w, y, plan.loss_param)
         most = plan.clip / np.sqrt((x**2).sum(axis=1))
@@ -281,6 +306,22 @@ def gradient_of(features: Floats, labels: Floats, rows: npt.ArrayLike, w: Array,
         return np.asarray(slopes @ x)
 
 
+def _gradient_of_many(x: Array, y: Array, w: Array, plan: Plan) -> Array:
+    """The same for many classes: a gradient is the outer product of the classes' slopes and the row."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        z = x @ w.reshape(plan.outputs, -1).T
+        if multiclass(plan.spec) == "softmax":
+            slopes = softmax_slopes(z, y)
+            slopes[~np.isfinite(slopes).all(axis=1)] = 0.0
+        else:
+            slopes = ovr_slopes(LOSSES[plan.spec.loss], z, y, plan.loss_param)
+        if math.isfinite(plan.clip) or plan.perturbs == "sums":
+            slopes = np.where(np.isfinite(slopes), slopes, 0.0)
+        norms = np.sqrt((x**2).sum(axis=1) * (slopes**2).sum(axis=1))
+        factors = np.where(norms > plan.clip, plan.clip / norms, 1.0)
+    return np.asarray((slopes * factors[:, None]).T @ x).reshape(-1)
+
+
 def snap(values: Array, grid: float) -> Array:
     return grid * np.rint(values / grid)
 
@@ -289,7 +330,7 @@ def first_sum(features: Floats, labels: Floats, plan: Plan, orders: list[Order])
     """The sum of the first batch that has row 0, before noise: what one row can change. The claim is about any weights;
     here they come of exact sums, without projection. Zeros if no batch has the row.
     """
-    w = np.zeros(features.shape[1])
+    w = np.zeros(plan.width)
     if plan.kernel == "scd":
         return ascent.last_sum(features, labels, plan, [_batches(plan.schedule, order)[0] for order in orders])
     if plan.kernel == "banco":

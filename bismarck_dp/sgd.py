@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import BismarckError
-from .losses import LOSSES, Loss, loss_param
+from .losses import LOSSES, SOFTMAX_CURVATURE, Loss, loss_param, many_steepness
 from .mechanisms import NO_NOISE, Noise
 from .penalties import L2
-from .plan import Plan
+from .plan import Plan, multiclass, outputs, row_width
 from .sensitivity import Pulse, Schedule
 from .spec import COORDINATE, OPTIONS, Spec
 from .steps import Step
@@ -44,8 +44,18 @@ class Setting:
     batch_size: int
 
     @property
+    def row_width(self) -> int:
+        """Numbers of a packed row."""
+        return row_width(self.spec, self.d)
+
+    @property
+    def outputs(self) -> int:
+        return outputs(self.spec)
+
+    @property
     def width(self) -> int:
-        return self.d + int(self.spec.options["fit_intercept"])
+        """Numbers of the model."""
+        return self.row_width * self.outputs
 
     @property
     def jump(self) -> float:
@@ -65,6 +75,8 @@ class Sgd:
     """how packed copies are laid out: rows, or columns"""
     remembers = False
     """whether the server keeps a number for each row while it trains"""
+    many = True
+    """whether it takes more than two classes"""
     selects = False
     """whether weights may stay zero, so that a model has a support to show"""
     options: frozenset[str] = frozenset(OPTIONS) - COORDINATE
@@ -90,22 +102,41 @@ class Sgd:
             layout=self.layout,
             remembers=self.remembers,
             private=self.private and spec.options["seed"] is None,
-            notes=tuple(self._notes(setting.spec, n)),
+            notes=tuple(self.notes(setting.spec, n)),
             extra=self._extra(setting, noise),
             details=self._details(setting),
         )
+
+    def _check_classes(self, spec: Spec) -> None:
+        """Many classes need a loss of classes, and their labels."""
+        kind, asked, classes = multiclass(spec), spec.options["multiclass"], spec.options["classes"]
+        if asked is not None and not LOSSES[spec.loss].classification:
+            raise BismarckError(f'loss "{spec.loss}" predicts a number and has no classes', "leave out multiclass")
+        if kind == "softmax" and spec.loss != "logistic":
+            raise BismarckError(
+                f'multiclass "softmax" is the logistic loss of many classes, and the loss is "{spec.loss}"',
+                'use multiclass "ovr", or loss "logistic"',
+            )
+        if kind is not None and classes is None:
+            raise BismarckError("multiclass needs the classes", 'name them, for example {"classes": 10} for 0 to 9')
+        if kind is not None and LOSSES[spec.loss].classification and not self.many:
+            raise BismarckError(
+                f'algorithm "{self.name}" tells two classes apart, and classes has {len(classes)}',
+                "use bolton, scs13, bst14, dpsgd or sgd",
+            )
 
     def _with_defaults(self, spec: Spec) -> Spec:
         """Bounds for the squared loss: none unless asked for, where nothing is promised."""
         return replace_options(spec, regression_bounds(spec, math.inf))
 
     def setting(self, spec: Spec, n: int, d: int) -> Setting:
+        check_rows(spec, d)
+        self._check_classes(spec)
         spec = self._with_defaults(spec)
-        check_scale(spec, d)
         loss = LOSSES[spec.loss]
         penalty = L2(spec.options["lambda"])
         param, lipschitz, clip = self._bounds(spec, loss)
-        curvature = loss.curvature(param)
+        curvature = SOFTMAX_CURVATURE if multiclass(spec) == "softmax" else loss.curvature(param)
         return Setting(
             spec=spec,
             n=n,
@@ -122,7 +153,7 @@ class Sgd:
     def _bounds(self, spec: Spec, loss: Loss) -> tuple[float, float, float]:
         """The loss's number, the bound of a row's gradient, and the norm that gradients are scaled down to."""
         param = loss_param(spec.loss, spec.options)
-        return param, spec.options["feature_bound"] * loss.steepness(param), math.inf
+        return param, spec.options["feature_bound"] * steepness(spec, loss, param), math.inf
 
     def _schedule(self, setting: Setting) -> Schedule:
         options = setting.spec.options
@@ -173,7 +204,7 @@ class Sgd:
     def _release(self, setting: Setting, schedule: Schedule, pulse: Pulse) -> tuple[float | None, Noise]:
         return None, NO_NOISE
 
-    def _notes(self, spec: Spec, n: int) -> list[str]:
+    def notes(self, spec: Spec, n: int) -> list[str]:
         return ["not private: the weights are exact"]
 
     def _extra(self, setting: Setting, noise: Noise) -> dict[str, Any]:
@@ -194,7 +225,7 @@ class Private(Sgd):
     def _with_defaults(self, spec: Spec) -> Spec:
         return replace_options(spec, regression_bounds(spec, 1.0))
 
-    def _notes(self, spec: Spec, n: int) -> list[str]:
+    def notes(self, spec: Spec, n: int) -> list[str]:
         assert spec.epsilon is not None
         notes = []
         if spec.options["seed"] is not None:
@@ -217,10 +248,20 @@ def regression_bounds(spec: Spec, default: float) -> dict[str, Any]:
     return {"label_bound": label_bound, "clip": label_bound if clip is None else clip}
 
 
-def check_scale(spec: Spec, d: int) -> None:
-    scale = spec.options["scale"]
+def steepness(spec: Spec, loss: Loss, param: float) -> float:
+    """sup |slope|, of all classes together where there are many: they are one vector, with one noise."""
+    kind = multiclass(spec)
+    return loss.steepness(param) * (many_steepness(kind, outputs(spec)) if kind else 1.0)
+
+
+def check_rows(spec: Spec, d: int) -> None:
+    scale, projected = spec.options["scale"], spec.options["project_dim"]
+    if projected is not None and projected > d:
+        raise BismarckError(f"project_dim is {projected}, and the rows have {d} features", f"use at most {d}")
     if isinstance(scale, list) and len(scale) != d:
         raise BismarckError(f"scale has {len(scale)} numbers for {d} features", "give one for all, or one for each")
+    if isinstance(scale, dict):
+        raise BismarckError("scale names columns, and the rows have none", "give one number, or one for each feature")
 
 
 def replace_options(spec: Spec, changes: dict[str, Any]) -> Spec:

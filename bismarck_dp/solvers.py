@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .bolton import Bolton
 from .coordinates import Cd, Dpcd, Dpgcd, Gcd
 from .dual import Dpscd, DpscdPrimal, DpscdSeq, Scd
 from .errors import BismarckError
 from .noisy import Banco, Bst14, Dpsgd, Scs13
 from .plan import Plan
+from .scaling import exponents, measures, training_spec, with_measuring
+from .scaling import notes as bound_notes
 from .sensitivity import Pulse
 from .sgd import Sgd
 from .spec import Spec
@@ -42,4 +46,9 @@ def make_plan(spec: Spec, n: int, d: int, pulse: Pulse = lambda: None) -> Plan:
         raise BismarckError("the rows have no features", "name a non-empty array column, or numeric columns")
     if d > MOST_FEATURES:
         raise BismarckError(f"the rows have {d} features", f"at most {MOST_FEATURES} are supported")
-    return SOLVERS[spec.algorithm].plan(spec, n, d, pulse)
+    solver = SOLVERS[spec.algorithm]
+    if not measures(spec):
+        return solver.plan(spec, n, d, pulse)
+    exponents(spec)
+    plan = with_measuring(solver.plan(training_spec(spec), n, d, pulse), spec)
+    return replace(plan, notes=(*solver.notes(plan.spec, n), *bound_notes(plan)))

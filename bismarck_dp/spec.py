@@ -37,7 +37,7 @@ def _as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _refuse(name: str, value: object, wanted: str) -> BismarckError:
+def refuse(name: str, value: object, wanted: str) -> BismarckError:
     number = _as_float(value)
     shown = _short(json.dumps(value, default=str)) if math.isnan(number) else f"{number:.15g}"
     return BismarckError(f"{name} is {shown}", f"it must be {wanted}")
@@ -55,7 +55,7 @@ def _number(low: float = SMALLEST, high: float = LARGEST, zero: bool = False) ->
     def parse(name: str, value: Any) -> float:
         number = _as_float(value)
         if not low <= number <= high and not (zero and number == 0):
-            raise _refuse(name, value, wanted)
+            raise refuse(name, value, wanted)
         return number
 
     return parse
@@ -65,7 +65,7 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
     def parse(name: str, value: Any) -> int:
         number = _as_float(value)
         if not low <= number <= high or number != int(number):
-            raise _refuse(name, value, f"a whole number from {low} to {high}")
+            raise refuse(name, value, f"a whole number from {low} to {high}")
         return int(value)
 
     return parse
@@ -82,7 +82,7 @@ def _word(*words: str) -> Callable[[str, Any], str]:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _refuse(name, value, "true or false")
+        raise refuse(name, value, "true or false")
     return value
 
 
@@ -95,26 +95,78 @@ def _step(name: str, value: Any) -> float | str:
     return _number(high=sys.float_info.max)(name, value)
 
 
+def _scale(name: str, value: Any) -> float | str | list[float] | dict[str, float]:
+    """Bounds: one for all features, one for each, or by column; or a word for where they come from."""
+    if isinstance(value, str):
+        return _word("quantile")(name, value)
+    if isinstance(value, Mapping):
+        if not value:
+            raise refuse(name, value, "a bound for each column")
+        return {str(column): _number()(f'{name} of column "{column}"', bound) for column, bound in value.items()}
+    return _constants(name, value)
+
+
+def _range(name: str, value: Any) -> list[float]:
+    wanted = "two numbers from 1e-15 to 1e15, the smaller first"
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise refuse(name, value, wanted)
+    low, high = (_number()(name, number) for number in value)
+    if not low < high:
+        raise refuse(name, value, wanted)
+    return [low, high]
+
+
 def _constants(name: str, value: Any) -> float | list[float]:
     """One number for all features, or one for each."""
     parse = _number()
     if isinstance(value, str):
-        raise _refuse(name, value, "a number, or a list with one for each feature")
+        raise refuse(name, value, "a number, or a list with one for each feature")
     if not isinstance(value, (list, tuple)):
         return parse(name, value)
     if not value:
-        raise _refuse(name, value, "a number, or one for each feature")
+        raise refuse(name, value, "a number, or one for each feature")
     return [parse(name, number) for number in value]
 
 
+MOST_CLASSES = 1000
+
+
 def _classes(name: str, value: Any) -> list[float]:
-    wanted = "two different numbers, the negative class first"
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise _refuse(name, value, wanted)
-    pair = [_number(-LARGEST)(name, number) for number in value]
-    if pair[0] == pair[1]:
-        raise _refuse(name, value, wanted)
-    return pair
+    """The labels; a number k stands for 0 to k - 1."""
+    wanted = f"from 2 to {MOST_CLASSES} different numbers, of two the negative class first; or how many, counted from 0"
+    if not isinstance(value, (list, tuple)):
+        number = _as_float(value)
+        if not 2 <= number <= MOST_CLASSES or number != int(number):
+            raise refuse(name, value, wanted)
+        return [float(label) for label in range(int(number))]
+    labels = [_number(-LARGEST, zero=True)(name, number) for number in value]
+    if not 2 <= len(labels) <= MOST_CLASSES or len(set(labels)) < len(labels):
+        raise refuse(name, value, wanted)
+    return labels
+
+
+MOST_CATEGORIES = 100_000
+
+
+def _categories(name: str, value: Any) -> dict[str, list[Any]]:
+    """For each column its values, all words or all numbers."""
+    wanted = 'an object with a list of words or numbers for each column, for example {"colour": ["red", "green"]}'
+    if not isinstance(value, Mapping) or not value:
+        raise refuse(name, value, wanted)
+    return {str(column): _category(f'{name} of column "{column}"', values) for column, values in value.items()}
+
+
+def _category(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, (list, tuple)) or not 1 <= len(values) <= MOST_CATEGORIES:
+        raise refuse(name, values, f"a list of 1 to {MOST_CATEGORIES} words or numbers")
+    numbers = [float(value) if isinstance(value, bool) else _as_float(value) for value in values]
+    words = all(isinstance(value, str) for value in values)
+    if not words and not all(math.isfinite(number) for number in numbers):
+        raise refuse(name, values, "a list of words, or of finite numbers, not of both")
+    found = list(values) if words else numbers
+    if len(set(found)) < len(found):
+        raise BismarckError(f"{name} has a value twice", "list each value once")
+    return found
 
 
 @dataclass(frozen=True)
@@ -163,15 +215,42 @@ OPTIONS: dict[str, Option] = {
     ),
     "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm", (None, 2.0)),
     "scale": Option(
-        _constants,
+        _scale,
         None,
-        "divide features by these bounds, and cut them there: one number, or one for each",
-        (None, 0.5),
+        "divide features by these bounds, and cut them there: one number, one for each, or by column; or quantile",
+        (None, 0.5, "quantile"),
+    ),
+    "quantile": Option(
+        _number(0.01, 1.0), 0.95, "scale by quantile: the share of rows that a bound leaves as they are", (None,)
+    ),
+    "private_scale": Option(
+        _number(1e-6, 0.99), 0.1, "scale by quantile: share of epsilon spent on measuring the bounds", (None, 0.3)
+    ),
+    "scale_range": Option(
+        _range, [2.0**-10, 2.0**20], "scale by quantile: bounds are powers of two from here to there", (None,)
     ),
     "normalize": Option(_flag, False, "scale every row to the norm feature_bound, short ones up to it", (None, True)),
+    "categories": Option(
+        _categories, None, "columns to be coded as zeros and ones, each with the list of its values", (None,)
+    ),
+    "project_dim": Option(
+        _whole(1, 100_000), None, "project features to so many numbers, by a random matrix", (None, 2)
+    ),
+    "project_seed": Option(
+        _whole(0, 2**53), None, "what the projection's matrix is made from; public, and drawn unless given", (None,)
+    ),
     "label_bound": Option(_number(), None, "squared loss: labels are cut to this magnitude", (None, 2.0)),
     "classes": Option(
-        _classes, None, "the two labels, negative first; without it they are found by looking", (None, [1, 2])
+        _classes,
+        None,
+        "the labels, of two the negative first, or how many there are from 0 on; without it they are found by looking",
+        (None, [1, 2]),
+    ),
+    "multiclass": Option(
+        _word("softmax", "ovr"),
+        None,
+        "more than two classes: one joint loss, or one against the rest for each",
+        (None,),
     ),
     "workers": Option(_whole(1, 256), 1, "partitions trained side by side and averaged after each pass", (None, 3)),
     "tolerance": Option(
@@ -208,7 +287,23 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-ROWS = frozenset({"fit_intercept", "feature_bound", "scale", "normalize", "label_bound", "classes", "seed"})
+ROWS = frozenset(
+    {
+        "fit_intercept",
+        "feature_bound",
+        "scale",
+        "normalize",
+        "quantile",
+        "private_scale",
+        "scale_range",
+        "categories",
+        "project_dim",
+        "project_seed",
+        "label_bound",
+        "classes",
+        "seed",
+    }
+)
 """What becomes of rows, and who may know the randomness: options of all solvers."""
 
 COORDINATE = frozenset({"l1", "box", "iterations", "inner_iterations", "rule", "top", "constants", "private_constants"})
@@ -236,7 +331,7 @@ def _real(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise _refuse(name, value, "a number") from None
+        raise refuse(name, value, "a number") from None
 
 
 def check_epsilon(value: Any) -> float:
@@ -285,7 +380,7 @@ class Spec:
             raise unknown("loss", loss, LOSSES)
         solver = SOLVERS[algorithm]
         if options is not None and not isinstance(options, Mapping):
-            raise _refuse("options", options, 'an object, for example {"epochs": 10}')
+            raise refuse("options", options, 'an object, for example {"epochs": 10}')
         parsed = parse_options(options or {}, solver.options)
         if solver.private:
             if epsilon is None:

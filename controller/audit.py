@@ -32,6 +32,7 @@ from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import Array
 from bismarck_dp.neighbours import Pair, pairs
 from bismarck_dp.plan import Plan
+from bismarck_dp.scaling import measures
 from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import Spec
 
@@ -157,6 +158,11 @@ def _plan(spec: Spec, n: int, d: int) -> Plan:
         raise BismarckError(f'algorithm "{spec.algorithm}" claims no privacy', "audit a private algorithm")
     if spec.options["seed"] is not None:
         raise BismarckError("a run with a seed is not private", "leave out the option seed")
+    if measures(spec):
+        raise BismarckError(
+            "an audit holds noise fixed and compares models, and measured bounds have noise of their own",
+            "give scale as numbers; tests/test_preparation.py attacks the bounds",
+        )
     return make_plan(spec, n, d)
 
 

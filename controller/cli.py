@@ -33,6 +33,7 @@ from rich.table import Table
 
 import bismarck_dp
 from bismarck_dp.errors import BismarckError
+from bismarck_dp.evaluation import EVALUATION_OPTIONS
 from bismarck_dp.losses import Array
 from bismarck_dp.model import Model
 from bismarck_dp.spec import OPTIONS, Option
@@ -107,7 +108,12 @@ def _database_options(command: Command) -> Command:
 
 
 def _value(text: str) -> Any:
-    """What an option's text means: a list, a truth value, a number, or the word itself."""
+    """What an option's text means: an object, a list, a truth value, a number, or the word itself."""
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise click.BadParameter(f"this is no JSON: {error}") from error
     if "," in text:
         return [_value(part) for part in text.split(",")]
     truth = {"true": True, "false": False}
@@ -419,13 +425,65 @@ def train(source: str, url: str | None, data: str | None, as_json: bool, **given
     """
     with _open(url, data) as database, _progress("pass", as_json) as progress:
         model = database.train(source, model=given["model"], progress=progress, **_columns(given), **_spec(given))
+    _print_model(model, as_json)
+
+
+def _print_model(model: Model, as_json: bool) -> None:
     if as_json:
         _print_json(dataclasses.asdict(model))
         return
     privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
     facts = _pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note")
     facts |= {} if model.support is None else {"support": _support(model)}
-    _print_facts(facts | ({} if model.gap is None else {"gap": model.gap}))
+    facts |= {} if model.gap is None else {"gap": model.gap}
+    _print_facts(facts | ({} if model.tuning is None else {"options": model.options, "tuning": model.tuning}))
+
+
+def _grid(ctx: click.Context, param: click.Parameter, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise click.BadParameter("it is not JSON", ctx, param) from None
+
+
+@main.command()
+@click.argument("source")
+@click.option(
+    "--grid",
+    metavar="JSON",
+    required=True,
+    callback=_grid,
+    help='What to try: an object of lists, {"lambda": [0.001, 0.01]}, for all combinations, or a list of objects.',
+)
+@click.option("--method", metavar="NAME", default="portions", show_default=True, help="Or random_stopping.")
+@click.option("--public-source", metavar="TABLE", help="Choose by this table, whose rows are taken as public.")
+@click.option("--trials", type=float, default=10.0, show_default=True, help="Of random_stopping, on average.")
+@_training_options
+@_database_options
+def tune(
+    source: str,
+    grid: Any,
+    method: str,
+    public_source: str | None,
+    trials: float,
+    url: str | None,
+    data: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Train the candidates of a grid on the table or view SOURCE, and release one of them.
+
+    Takes the options of `train`. Epsilon and delta cover everything: the candidates and the choice among them.
+
+    \b
+    Example:
+      bismarck-dp tune rows --epsilon 1 --grid '{"lambda": [0.001, 0.01], "epochs": [5, 10]}'
+    """
+    how = {"grid": grid, "method": method, "public_source": public_source, "trials": trials}
+    with _open(url, data) as database, _progress("pass", as_json) as progress:
+        spec = {**_columns(given), **_spec(given)}
+        model = database.tune(source, model=given["model"], progress=progress, **how, **spec)
+    _print_model(model, as_json)
 
 
 @main.command()
@@ -545,6 +603,42 @@ def _numbers(where: str, cells: list[str], width: int) -> list[float]:
     if wrong is not None:
         raise BismarckError(f"{where}, column {wrong}: not a number", "a missing value is empty or NA")
     return [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
+
+
+def _evaluation_options(command: Command) -> Command:
+    """Columns, privacy, and every option of dp_evaluate."""
+    words = (
+        click.option("--label", metavar="COLUMN", help="The label's column.  [default: the model's]"),
+        click.option("--features", metavar="COLUMN,...", multiple=True, help="Columns.  [default: the model's]"),
+        click.option("--epsilon", type=float, help="Add noise that is worth this; without it, metrics are exact."),
+        click.option("--delta", type=float, default=0.0, show_default=True),
+    )
+    return _decorated(command, [*words, *(_flag(name, option) for name, option in EVALUATION_OPTIONS.items())])
+
+
+@main.command()
+@click.argument("model")
+@click.argument("source")
+@_evaluation_options
+@_database_options
+def evaluate(model: str, source: str, url: str | None, data: str | None, as_json: bool, **given: Any) -> None:
+    """What MODEL is worth on the table or view SOURCE: exact, or, with --epsilon, noisy.
+
+    \b
+    Example:
+      bismarck-dp evaluate m held_out --epsilon 0.5
+    """
+    columns = {"label": given["label"], "features": _columns(given)["features"] or None}
+    privacy = {name: given[name] for name in ("epsilon", "delta")}
+    options = {name: given[name] for name in EVALUATION_OPTIONS if given[name] is not None}
+    if isinstance(options.get("metrics"), str):
+        options["metrics"] = [options["metrics"]]
+    with _open(url, data) as database:
+        found = database.evaluate(model, source, **columns, **privacy, **options)
+    if as_json:
+        _print_json(found)
+        return
+    _print_facts(found)
 
 
 @main.command()

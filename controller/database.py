@@ -1,14 +1,14 @@
-"""A database with the extension, from Python: load, train, predict, explain, models. The same verbs as in SQL."""
+"""A database with the extension, from Python: load, train, predict, evaluate, explain, models, as in SQL."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,16 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import Array
 from bismarck_dp.model import Model
+from bismarck_dp.scaling import measures
 from bismarck_dp.spec import Spec
+from bismarck_dp.tuning import make_candidates
 
 from . import queries
 from .embedded import Cluster
 from .engines import Request, SqlEngine
 from .loaders import load, parse_name, quote_ident
 from .train import Progress, explain, train
+from .tune import Tuning, tune
 
 if TYPE_CHECKING:
     from .audit import Audit
@@ -45,6 +48,16 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Database:
+        """A copy is the same database; copies of an estimator share theirs."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise BismarckError(
+            "a Database cannot be pickled: its connections stay in this process",
+            "give an estimator the URL instead, or set_params(database=None) once it is fitted",
+        )
 
     def close(self) -> None:
         self.engine.dispose()
@@ -82,14 +95,49 @@ class Database:
         """Trains a model on a table. Whoever may not drive the steps from outside calls dp_train in the server
         instead.
         """
+        options = plain(options)
         spec = Spec.create(algorithm, loss, epsilon, delta, options)
         with self.transaction() as connection:
             name = _free_name(connection, source) if model is None else model
             request = Request(_oid(connection, source), name, label, _columns(features), spec)
             if not _may_drive(connection):
-                return Model.from_row(_train_in_server(connection, request, options))
+                return Model.from_row(_in_server(connection, "train", request, options))
             quiet = {} if progress is None else {"progress": progress}
             return Model.from_row(train(SqlEngine(connection), request, **quiet))
+
+    def tune(
+        self,
+        source: str,
+        *,
+        grid: Any,
+        model: str | None = None,
+        label: str = "y",
+        features: str | Sequence[str] = "x",
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        algorithm: str = "bolton",
+        loss: str = "logistic",
+        method: str = "portions",
+        public_source: str | None = None,
+        trials: float = 10.0,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Model:
+        """Trains the candidates of a grid and releases one of them; epsilon and delta cover everything."""
+        grid, options = plain(grid), plain(options)
+        candidates = make_candidates(grid, algorithm, loss, epsilon, delta, options)
+        with self.transaction() as connection:
+            name = _free_name(connection, source) if model is None else model
+            request = Request(_oid(connection, source), name, label, _columns(features), candidates[0].spec)
+            public = None if public_source is None else _oid(connection, public_source)
+            tuning = Tuning.create(request, candidates, method, public, trials)
+            # Bounds that a candidate measures come back to whoever drives the steps: not for those that lose.
+            if not _may_drive(connection) or any(measures(candidate.spec) for candidate in candidates):
+                fields = {"grid": grid, "method": method, "public_source": public, "trials": trials}
+                words = {"algorithm": algorithm, "loss": loss}
+                return Model.from_row(_in_server(connection, "tune", request, options, {**words, **fields}))
+            quiet = {} if progress is None else {"progress": progress}
+            return Model.from_row(tune(SqlEngine(connection), tuning, **quiet))
 
     def explain(
         self,
@@ -103,7 +151,8 @@ class Database:
         loss: str = "logistic",
         **options: Any,
     ) -> dict[str, Any]:
-        """The plan for a table; reads its n and d, and nothing else."""
+        """The plan for a table; reads its n and d, counts classes unless they are named, and nothing else."""
+        options = plain(options)
         spec = Spec.create(algorithm, loss, epsilon, delta, options)
         with self.transaction() as connection:
             request = Request(_oid(connection, source), "", label, _columns(features), spec)
@@ -125,9 +174,37 @@ class Database:
                 return model
         raise BismarckError(f'model "{name}" does not exist', "models() lists those you may use")
 
-    def predict(self, model: str, x: npt.ArrayLike) -> Array:
+    def predict(self, model: str | Model, x: npt.ArrayLike) -> Array:
         """Classes or values for rows held here; `dp_predict` does the same for rows in the database."""
-        return self.model(model).predict(np.asarray(x, dtype=np.float64))
+        return (model if isinstance(model, Model) else self.model(model)).predict(np.asarray(x, dtype=np.float64))
+
+    def evaluate(
+        self,
+        model: str | Model,
+        source: str,
+        *,
+        label: str | None = None,
+        features: str | Sequence[str] | None = None,
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        **options: Any,
+    ) -> dict[str, float | None]:
+        """What a model is worth on a table, by metric: exactly, or, with epsilon, with noise that is paid for. Columns
+        are the model's own unless given.
+        """
+        fields = {
+            "model": model.name if isinstance(model, Model) else model,
+            "label": label,
+            "features": None if features is None else _columns(features),
+            "epsilon": _as_text(epsilon),
+            "delta": _as_text(delta),
+            "options": plain(options),
+        }
+        with self.transaction() as connection:
+            answer = _served(connection, "evaluate", {**fields, "source": _oid(connection, source)})
+        for note in answer["notes"]:
+            warnings.warn(note, stacklevel=2)
+        return {row["metric"]: None if row["value"] is None else float(row["value"]) for row in answer["metrics"]}
 
     def audit(self, *, plot: str | Path | None = None, **spec: Any) -> Audit:
         """Attacks a spec on neighbouring tables of our own, through dp_train; see audit.audit. `plot` names a PNG."""
@@ -203,6 +280,15 @@ def translated(error: DBAPIError) -> BismarckError:
     return BismarckError(message, hint, getattr(error.orig, "pgcode", None) or "08000")
 
 
+def plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, and ranges, as Python's own; also within lists and objects."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple, range)) else value
+
+
 def _columns(features: str | Sequence[str]) -> list[str]:
     return [features] if isinstance(features, str) else list(features)
 
@@ -231,7 +317,7 @@ def _may_drive(connection: Connection) -> bool:
     return bool(row[0])
 
 
-def _call(connection: Connection, verb: str, request: Request, options: dict[str, Any]) -> Any:
+def _call(connection: Connection, verb: str, request: Request, options: dict[str, Any], more: Mapping[str, Any]) -> Any:
     fields = {
         "source": request.source,
         "model": request.model,
@@ -242,7 +328,12 @@ def _call(connection: Connection, verb: str, request: Request, options: dict[str
         "algorithm": request.spec.algorithm,
         "loss": request.spec.loss,
         "options": options,
+        **more,
     }
+    return _served(connection, verb, fields)
+
+
+def _served(connection: Connection, verb: str, fields: dict[str, Any]) -> Any:
     row = connection.exec_driver_sql(
         "SELECT bismarck_dp.call(%(verb)s, %(request)s::jsonb)::text",
         {"verb": verb, "request": queries.as_json(fields)},
@@ -250,12 +341,23 @@ def _call(connection: Connection, verb: str, request: Request, options: dict[str
     return json.loads(row[0])
 
 
-def _train_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> Any:
-    model = _call(connection, "train", request, options)
+def _as_text(number: float | None) -> str | None:
+    """JSON has no infinity; what is no number at all is refused by the server."""
+    return None if number is None else str(number)
+
+
+def _in_server(
+    connection: Connection,
+    verb: str,
+    request: Request,
+    options: dict[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    model = _call(connection, verb, request, options, more)
     if request.spec.epsilon is not None and model["note"]:
         warnings.warn(model["note"], stacklevel=3)
     return model
 
 
 def _explain_in_server(connection: Connection, request: Request, options: dict[str, Any]) -> dict[str, Any]:
-    return dict(_call(connection, "explain", request, options)["plan"])
+    return dict(_call(connection, "explain", request, options, {})["plan"])

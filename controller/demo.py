@@ -79,15 +79,26 @@ class Outcome:
 @contextmanager
 def temporary_database() -> Iterator[Database]:
     """A cluster for this run alone. However the run ends, the server is stopped and its directory removed."""
-    path = Path(tempfile.mkdtemp(prefix="bismarck_dp_demo.", dir="/tmp"))
+    path = temporary_home()
     try:
-        path.chmod(0o755)  # the server's user must get in
         with embedded(str(path), durable=False) as database:
             yield database
     finally:
-        with _undisturbed():
-            Cluster(path).stop()
-            shutil.rmtree(path)
+        remove_home(path)
+
+
+def temporary_home() -> Path:
+    """A directory for a cluster."""
+    path = Path(tempfile.mkdtemp(prefix="bismarck_dp_demo.", dir="/tmp"))
+    path.chmod(0o755)  # the server's user must get in
+    return path
+
+
+def remove_home(path: Path) -> None:
+    """Stops the server in it first, if one runs."""
+    with _undisturbed():
+        Cluster(path).stop()
+        shutil.rmtree(path)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Engines: ways to send a statement. The verbs of a training are written once, on top of that.
 
 No verb but `release` returns anything that was computed from rows beyond their number and shape (and `objective`,
-which a private run refuses in the server, as it does `gap`), so that the controller cannot leak what it never holds.
+which a private run refuses in the server, as it does `gap`; and `measure`, whose bounds are a private release of their
+own), so that the controller cannot leak what it never holds.
+Where candidates compete, `choose` and `winner` stand for it: they return one model, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import json
 import re
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.plan import Plan
+from bismarck_dp.scaling import measure_params
 from bismarck_dp.spec import Spec
 
 from . import queries
@@ -31,6 +34,8 @@ class Request:
     label: str
     features: list[str]
     spec: Spec
+    portion: bool = False
+    """whether the source is a table of raw rows that `split` has made, and none of the caller's"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,15 @@ class Shape:
     n: int
     d: int
     classes: list[float]
+    looked: bool
+    """whether labels were counted to find the classes"""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the model should be told."""
+        if self.looked and len(self.classes) > 2:
+            return ("the number of classes was found by counting labels, and is not protected: name the classes",)
+        return ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,19 @@ class Packed:
     rows: int
     tables: list[str]
     spare: list[str]
+
+
+Shelf = dict[str, list[str]]
+"""Empty tables for packed rows that lie ready, by the type of their blocks."""
+
+
+@dataclass(frozen=True)
+class Portions:
+    """Tables of raw rows, how many each has, and how many the source had."""
+
+    tables: list[str]
+    sizes: list[int]
+    rows: int
 
 
 class Engine(ABC):
@@ -67,18 +94,25 @@ class Engine(ABC):
         return self.send(query)[0]
 
     def describe(self, request: Request, labels: bool = True) -> Shape:
-        """n, d and how labels are written. Part of a table's public shape; see docs/privacy.md."""
+        """n, d and how labels are written. Part of a table's public shape; see docs/privacy.md. Without `labels`, those
+        that fit no coding are not refused.
+        """
         spec = request.spec
-        look = labels and LOSSES[spec.loss].classification and spec.options["classes"] is None
-        facts = self.one(queries.describe(request.source, request.label, request.features, look))
-        return Shape(facts["rows"], _features(facts, request), _classes(facts, request) if look else _given(spec))
+        look = LOSSES[spec.loss].classification and spec.options["classes"] is None
+        params = {"categories": spec.options["categories"]}
+        facts = self.one(queries.describe(request.source, request.label, request.features, look, params))
+        classes = _classes(facts, request, labels) if look else _given(spec)
+        return Shape(facts["rows"], _features(facts, request), classes, look)
 
-    def check(self, request: Request) -> str:
-        """Refuses a taken name and a stranger's seed; returns the source's name."""
+    def source_facts(self, request: Request) -> dict[str, Any]:
         found = self.send(queries.source_facts(request.source))
         if not found:
             raise BismarckError("the source table does not exist", "check its name and schema", "42P01")
-        facts = found[0]
+        return found[0]
+
+    def check(self, request: Request) -> str:
+        """Refuses a taken name and a stranger's seed; returns the source's name."""
+        facts = self.source_facts(request)
         if request.spec.options["seed"] is not None and not facts["owned"]:
             raise BismarckError(
                 f"only the owner of {facts['name']} may train on it with a seed",
@@ -92,31 +126,61 @@ class Engine(ABC):
     def check_memory(self, plan: Plan) -> None:
         """Refuses, before a row is packed, a plan that keeps more in memory than the user allows."""
         if plan.memory and plan.memory > (allowed := int(self.one(queries.memory())["bytes"])):
-            other = "sgd" if plan.perturbs == "nothing" else "dpsgd"
+            what, other = _kept(plan)
             raise BismarckError(
-                f'algorithm "{plan.spec.algorithm}" keeps 8 bytes for each of {plan.n} rows, {_in_mb(plan.memory)},'
-                f" and maintenance_work_mem is {_in_mb(allowed)}",
-                f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or use {other}",
+                f"{what}, {_in_mb(plan.memory)}, and maintenance_work_mem is {_in_mb(allowed)}",
+                f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or {other}",
                 "53400",
             )
 
-    def pack(self, request: Request, plan: Plan) -> Packed:
+    def measure(self, request: Request, plan: Plan) -> list[float]:
+        """Bounds of the features, chosen privately and paid for in the plan."""
+        params = _of_portion(request, measure_params(plan, request.features))
+        query = queries.bounds(request.source, request.label, request.features, params)
+        return [float(bound) for bound in self.one(query)["bounds"]]
+
+    def next_run(self) -> int:
+        return int(self.one(queries.next_run())["run"])
+
+    def check_held(self, size: int, models: int) -> None:
+        """The same for models that wait to be chosen."""
+        if size > (allowed := int(self.one(queries.memory())["bytes"])):
+            raise BismarckError(
+                f"{models} models take {_in_mb(size)}, and maintenance_work_mem is {_in_mb(allowed)}",
+                f"SET maintenance_work_mem = '{_in_mb(size).replace(' ', '')}', or use fewer candidates",
+                "53400",
+            )
+
+    def pack(self, request: Request, plan: Plan, shelf: Shelf | None = None) -> Packed:
         """Packs the source, and makes room for a second copy where each pass has an order of its own."""
-        run = self.one(queries.next_run())["run"]
+        run = self.next_run()
         if plan.layout == "columns":
-            return self._pack_columns(run, request, plan)
+            return self._pack_columns(run, request, plan, shelf)
         copies = 2 if plan.schedule.shuffle == "each_pass" else 1
-        tables, *spare = [queries.table_names(run, copy, plan.schedule.workers) for copy in range(copies)]
-        for table in [*tables, *(spare[0] if spare else [])]:
-            self.send(queries.create_blocks(table, plan.width))
-        query = queries.pack(request.source, request.label, request.features, tables, plan.pack_params())
+        tables, *spare = [
+            self._blocks(queries.table_names(run, copy, plan.schedule.workers), plan.row_width, shelf)
+            for copy in range(copies)
+        ]
+        query = queries.pack(
+            request.source, request.label, request.features, tables, _of_portion(request, plan.pack_params())
+        )
         return Packed(run, self.one(query)["rows"], tables, spare[0] if spare else [])
 
-    def _pack_columns(self, run: int, request: Request, plan: Plan) -> Packed:
-        (table,) = queries.table_names(run, 0, 1)
-        self.send(queries.create_blocks(table, 1))
-        query = queries.pack_columns(request.source, request.label, request.features, table, plan.pack_params())
+    def _pack_columns(self, run: int, request: Request, plan: Plan, shelf: Shelf | None) -> Packed:
+        (table,) = self._blocks(queries.table_names(run, 0, 1), 1, shelf)
+        query = queries.pack_columns(
+            request.source, request.label, request.features, table, _of_portion(request, plan.pack_params())
+        )
         return Packed(run, self.one(query)["rows"], [table], [])
+
+    def _blocks(self, names: list[str], width: int, shelf: Shelf | None) -> list[str]:
+        """Empty tables: those that lie ready, and new ones of these names."""
+        ready = (shelf or {}).get(queries.block_type(width), [])
+        tables = [ready.pop() if ready else name for name in names]
+        for table in tables:
+            if table in names:
+                self.send(queries.create_blocks(table, width))
+        return tables
 
     def repack(self, packed: Packed, plan: Plan, done: int) -> Packed:
         """The same rows in a fresh order; the two copies take turns, so that locks and disk do not grow with passes."""
@@ -124,7 +188,7 @@ class Engine(ABC):
         return Packed(packed.run, packed.rows, packed.spare, packed.tables)
 
     def begin(self, packed: Packed, plan: Plan) -> None:
-        self.send(queries.begin(packed.run, plan.kernel, plan.width, plan.kernel_params()))
+        self.send(queries.begin(packed.run, plan.kernel, plan.row_width, plan.kernel_params()))
 
     def epoch(self, packed: Packed, plan: Plan) -> None:
         if plan.layout == "columns":
@@ -144,6 +208,60 @@ class Engine(ABC):
 
     def release(self, packed: Packed, plan: Plan) -> list[float]:
         return list(self.one(queries.release(packed.run, plan.noise_params()))["weights"])
+
+    def split(self, request: Request, d: int, shares: list[int], fixed: bool) -> Portions:
+        """Every row of the source into one of as many portions as there are shares, in one scan."""
+        run = self.next_run()
+        tables = queries.table_names(run, 0, len(shares))
+        for table in tables:
+            self.send(queries.create_portion(table, d))
+        return self.split_again(request, Portions(tables, [], 0), d, shares, fixed)
+
+    def split_again(self, request: Request, old: Portions, d: int, shares: list[int], fixed: bool) -> Portions:
+        """The same tables, emptied, with the rows there are now."""
+        if old.rows:
+            self.send(queries.empty(old.tables))
+        options = request.spec.options
+        params = {
+            "d": d,
+            "shares": shares,
+            "fixed": fixed,
+            "seed": options["seed"],
+            "categories": options["categories"],
+        }
+        found = self.one(queries.split(request.source, request.label, request.features, old.tables, params))
+        return Portions(old.tables, list(found["portions"]), int(found["rows"]))
+
+    def portion(self, request: Request, portions: Portions, index: int, spec: Spec) -> Request:
+        """A request for one portion."""
+        source = int(self.one(queries.oid_of(portions.tables[index]))["oid"])
+        return replace(request, source=source, spec=spec, portion=True)
+
+    def hold(self, packed: Packed, plan: Plan) -> None:
+        """Ends a training as `release` does, but the weights stay in the server's memory."""
+        self.send(queries.hold(packed.run, plan.noise_params()))
+
+    def choose(self, held_out: str, runs: list[int], params: dict[str, Any]) -> tuple[int, list[float]]:
+        """The winner of models that are held, and its weights; the others are wiped."""
+        found = self.one(queries.choose(held_out, runs, params))
+        return int(found["winner"]), list(found["weights"])
+
+    def score(self, held_out: str, run: int, best: int, params: dict[str, Any]) -> None:
+        """Of two models that are held, `best` and this one, wipes the one with more errors, as noisy counts say."""
+        self.send(queries.score(held_out, run, best, params))
+
+    def winner(self, best: int) -> tuple[int, list[float]]:
+        found = self.one(queries.winner(best))
+        return int(found["winner"]), list(found["weights"])
+
+    def shelve(self, packed: Packed, plan: Plan, shelf: Shelf) -> None:
+        """Empties the tables of a run that is over, for the next one: locks and disk do not grow with trials."""
+        tables = packed.tables + packed.spare
+        self.send(queries.empty(tables))
+        shelf.setdefault(queries.block_type(1 if plan.layout == "columns" else plan.row_width), []).extend(tables)
+
+    def drop_tables(self, tables: list[str]) -> None:
+        self.send(queries.drop_blocks(tables))
 
     def drop(self, packed: Packed) -> None:
         self.send(queries.drop_blocks(packed.tables + packed.spare))
@@ -199,6 +317,21 @@ class SqlEngine(Engine):
         warnings.warn(message, stacklevel=2)
 
 
+def _kept(plan: Plan) -> tuple[str, str]:
+    """What a plan keeps in memory, and what would need less."""
+    projected = plan.spec.options["project_dim"]
+    if not plan.remembers:
+        return f"a projection of {plan.d} features to {projected} keeps a matrix", "use a smaller project_dim"
+    algorithm = plan.spec.algorithm
+    what = f'algorithm "{algorithm}" keeps 8 bytes for each of {plan.n} rows{" and a matrix" if projected else ""}'
+    return what, "use sgd" if plan.perturbs == "nothing" else "use dpsgd"
+
+
+def _of_portion(request: Request, params: dict[str, Any]) -> dict[str, Any]:
+    """Only a request that was made here is for a portion, which is read with the extension's rights."""
+    return {**params, "portion": True} if request.portion else params
+
+
 def _in_mb(size: int) -> str:
     return f"{-(-size // 2**20)} MB"
 
@@ -228,22 +361,25 @@ def _given(spec: Spec) -> list[float]:
 
 
 MOST_BAD_LABELS = 10
-"""One label in this many may be outside the coding before the column is not binary at all."""
+"""One label in this many may be outside the coding before the column has no coding at all."""
 
 
-def _classes(facts: dict[str, Any], request: Request) -> list[float]:
-    """How predictions are written: -1/1 or 0/1, whichever fits more labels. Training does not depend on it: there, 1 is
-    the positive class, and 0 and -1 both mean the negative one.
+def _classes(facts: dict[str, Any], request: Request, refuses: bool) -> list[float]:
+    """How predictions are written: 0 to k - 1 where labels go beyond 1, otherwise -1/1 or 0/1, whichever fits more
+    labels. Of two classes training does not depend on it: there, 1 is the positive class, and 0 and -1 both mean the
+    negative one.
     """
+    labels = sum(facts[key] for key in ("minus_one", "zero", "one", "others"))
+    if facts["classes"] > 2 and (labels - facts["whole"]) * MOST_BAD_LABELS <= labels:
+        return [float(label) for label in range(facts["classes"])]
     wrong = {
         (-1.0, 1.0): facts["zero"] + facts["others"],
         (0.0, 1.0): facts["minus_one"] + facts["others"],
     }
     best = (0.0, 1.0) if facts["is_boolean"] else min(wrong, key=lambda pair: wrong[pair])
-    labels = sum(facts[key] for key in ("minus_one", "zero", "one", "others"))
-    if wrong[best] * MOST_BAD_LABELS > labels:
+    if refuses and wrong[best] * MOST_BAD_LABELS > labels:
         raise BismarckError(
-            f'label column "{request.label}" is not binary: it has other values than -1/1, 0/1 or true/false',
-            'name its two values with the option classes, for example {"classes": [1, 2]}',
+            f'label column "{request.label}" has other values than -1/1, 0/1, true/false or whole numbers from 0 on',
+            'name its values with the option classes, for example {"classes": [1, 2]}, or use loss "squared"',
         )
     return list(best)

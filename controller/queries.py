@@ -24,7 +24,7 @@ class Query:
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
     "adjacency, support, trust, gap, passes, seconds, private, note, source, label, features, feature_bound, scale, "
-    "normalize, options, plan, event"
+    "normalize, multiclass, categories, project_dim, project_seed, tuning, options, plan, event"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128
@@ -35,11 +35,38 @@ def as_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def describe(source: int, label: str, features: list[str], labels: bool) -> Query:
+def describe(source: int, label: str, features: list[str], labels: bool, params: dict[str, Any]) -> Query:
     return Query(
         "SELECT * FROM bismarck_dp.describe($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
-        " $4::pg_catalog.bool)",
-        (str(source), label, features, str(labels)),
+        " $4::pg_catalog.bool, $5::pg_catalog.jsonb)",
+        (str(source), label, features, str(labels), as_json(params)),
+    )
+
+
+def bounds(source: int, label: str, features: list[str], params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.bounds($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
+        " $4::pg_catalog.jsonb) AS bounds",
+        (str(source), label, features, as_json(params)),
+    )
+
+
+def usable_model(name: str) -> Query:
+    """The model's row, if the caller may use it."""
+    return Query(
+        "SELECT pg_catalog.to_jsonb(m)::pg_catalog.text AS model FROM bismarck_dp.model m"
+        " WHERE m.name OPERATOR(pg_catalog.=) $1 AND pg_catalog.pg_has_role(bismarck_dp.caller(), m.owner, 'MEMBER')",
+        (name,),
+    )
+
+
+def evaluate(noisy: bool, model: str, source: int, label: str, features: list[str], params: dict[str, Any]) -> Query:
+    """The exact facts, or noisy sums; both under the name `numbers`."""
+    function = "noisy_sums" if noisy else "evaluate"
+    return Query(
+        f"SELECT bismarck_dp.{function}($1, $2::pg_catalog.oid::pg_catalog.regclass, $3, $4::pg_catalog.text[],"
+        " $5::pg_catalog.jsonb) AS numbers",
+        (model, str(source), label, features, as_json(params)),
     )
 
 
@@ -68,11 +95,14 @@ def table_names(run: int, generation: int, parts: int) -> list[str]:
     return [f"bismarck_dp.run_{run}_{generation}_{part}" for part in range(parts)]
 
 
+def block_type(width: int) -> str:
+    return "block" if 4 * (width + 1) <= MAX_ROW_BYTES_ON_PAGE else "wide_block"
+
+
 def create_blocks(table: str, width: int) -> Query:
     """An unlogged table that lives and dies within the transaction; its one scan is never split among workers."""
-    kind = "block" if 4 * (width + 1) <= MAX_ROW_BYTES_ON_PAGE else "wide_block"
     return Query(
-        f"CREATE UNLOGGED TABLE {table} (block pg_catalog.int4 NOT NULL, rows bismarck_dp.{kind} NOT NULL)"
+        f"CREATE UNLOGGED TABLE {table} (block pg_catalog.int4 NOT NULL, rows bismarck_dp.{block_type(width)} NOT NULL)"
         " USING heap WITH (autovacuum_enabled = off, parallel_workers = 0)"
     )
 
@@ -153,6 +183,51 @@ def gap(run: int) -> Query:
 def memory() -> Query:
     """What the session may use, in bytes."""
     return Query("SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem')) AS bytes")
+
+
+def oid_of(table: str) -> Query:
+    return Query("SELECT $1::pg_catalog.text::pg_catalog.regclass::pg_catalog.oid AS oid", (table,))
+
+
+def create_portion(table: str, d: int) -> Query:
+    """Blocks of raw rows: a label and d features, in doubles."""
+    return create_blocks(table, 2 * (d + 1) - 1)
+
+
+def split(source: int, label: str, features: list[str], tables: list[str], params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT * FROM bismarck_dp.split($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"
+        " $4::pg_catalog.text[]::pg_catalog.regclass[], $5::pg_catalog.jsonb)",
+        (str(source), label, features, tables, as_json(params)),
+    )
+
+
+def empty(tables: list[str]) -> Query:
+    return Query("SELECT bismarck_dp.empty($1::pg_catalog.text[]::pg_catalog.regclass[])", (tables,))
+
+
+def hold(run: int, noise: dict[str, Any]) -> Query:
+    return Query("SELECT bismarck_dp.hold($1::pg_catalog.int8, $2::pg_catalog.jsonb)", (str(run), as_json(noise)))
+
+
+def choose(held_out: str, runs: list[int], params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT * FROM bismarck_dp.choose($1::pg_catalog.text::pg_catalog.regclass,"
+        " $2::pg_catalog.text[]::pg_catalog.int8[], $3::pg_catalog.jsonb)",
+        (held_out, [str(run) for run in runs], as_json(params)),
+    )
+
+
+def score(held_out: str, run: int, best: int, params: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT bismarck_dp.score($1::pg_catalog.text::pg_catalog.regclass, $2::pg_catalog.int8,"
+        " $3::pg_catalog.int8, $4::pg_catalog.jsonb)",
+        (held_out, str(run), str(best), as_json(params)),
+    )
+
+
+def winner(best: int) -> Query:
+    return Query("SELECT * FROM bismarck_dp.winner($1::pg_catalog.int8)", (str(best),))
 
 
 def release(run: int, noise: dict[str, Any]) -> Query:

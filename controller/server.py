@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from bismarck_dp import local
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.spec import Spec
+from bismarck_dp.tuning import make_candidates
 
 from .engines import Engine, PlpyEngine, Request
+from .evaluate import evaluate
 from .train import check_model_name, explain, train
+from .tune import Tuning, tune
 
 
 def serve(plpy: Any, verb: str, request: str) -> str:
@@ -40,23 +43,49 @@ def _refusal(message: str, hint: str, sqlstate: str) -> dict[str, Any]:
     return {"error": message, "hint": hint, "sqlstate": sqlstate}
 
 
+Number = TypeVar("Number", int, float)
+
 FIELDS = {"source", "model", "label", "features", "epsilon", "delta", "algorithm", "loss", "options"}
 
 
+TUNING = {"grid", "method", "public_source", "trials"}
+"""What dp_tune takes besides."""
+
+
 def _request(fields: Any) -> Request:
+    _check_fields(fields)
+    return _request_for(fields, Spec.create(*_spec_of(fields)))
+
+
+def _check_fields(fields: Any) -> None:
     if not isinstance(fields, dict) or set(fields) != FIELDS or not _well_formed(fields):
-        raise BismarckError("malformed request", "use dp_train or dp_explain")
+        raise BismarckError(
+            "malformed request", "use dp_train, dp_tune or dp_explain, with the features' columns in one list"
+        )
     for name in ("source", "label", "features"):
         if fields[name] is None or (name == "features" and None in fields[name]):
             raise BismarckError(f"{name} is NULL", "it must be given", "22004")
-    spec = Spec.create(
-        fields["algorithm"],
-        fields["loss"],
-        None if fields["epsilon"] is None else float(fields["epsilon"]),
-        0.0 if fields["delta"] is None else float(fields["delta"]),
-        fields["options"],
-    )
-    return Request(int(fields["source"]), fields["model"] or "", fields["label"], list(fields["features"]), spec)
+
+
+def _spec_of(fields: dict[str, Any]) -> tuple[Any, ...]:
+    """What `Spec.create` takes."""
+    for name in ("algorithm", "loss"):
+        if fields[name] is None:
+            raise BismarckError(f"{name} is NULL", "leave it out for the default", "22004")
+    epsilon = None if fields["epsilon"] is None else _as(float, fields["epsilon"])
+    delta = 0.0 if fields["delta"] is None else _as(float, fields["delta"])
+    return fields["algorithm"], fields["loss"], epsilon, delta, fields["options"]
+
+
+def _as(kind: type[Number], value: Any) -> Number:
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise BismarckError("malformed request", "use dp_train, dp_tune or dp_explain") from None
+
+
+def _request_for(fields: dict[str, Any], spec: Spec) -> Request:
+    return Request(_as(int, fields["source"]), fields["model"] or "", fields["label"], list(fields["features"]), spec)
 
 
 def _well_formed(fields: dict[str, Any]) -> bool:
@@ -74,9 +103,36 @@ def _train(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     return train(engine, _request(fields))
 
 
+def _tune(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(fields, dict) or not set(fields) >= TUNING:
+        raise BismarckError("malformed request", "use dp_tune")
+    if fields["trials"] is None:
+        raise BismarckError("trials is NULL", "it must be given", "22004")
+    public = None if fields["public_source"] is None else _as(int, fields["public_source"])
+    trials = _as(float, fields["trials"])
+    rest = {name: value for name, value in fields.items() if name not in TUNING}
+    _check_fields(rest)
+    candidates = make_candidates(fields["grid"], *_spec_of(rest))
+    request = _request_for(rest, candidates[0].spec)
+    return tune(engine, Tuning.create(request, candidates, fields["method"], public, trials))
+
+
 def _explain(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     plan = explain(engine, _request(fields))
     return {"plan": plan, "explain": [{"key": key, "value": as_text(value)} for key, value in plan.items()]}
+
+
+def _evaluate(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as rows; JSON has no infinity, and float8 reads the word."""
+    answer = evaluate(engine, fields)
+    for note in answer.notes:
+        engine.warn(note)
+    rows = [{"metric": name, "value": _as_json(value)} for name, value in answer.metrics.items()]
+    return {"metrics": rows, "event": answer.event.to_json(), "notes": list(answer.notes)}
+
+
+def _as_json(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +199,9 @@ def as_text(value: Any) -> str | None:
 
 VERBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
     "train": _train,
+    "tune": _tune,
     "explain": _explain,
+    "evaluate": _evaluate,
     "forget": _forget,
     "local_start": _local_start,
     "local_gradient": _local_gradient,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.plan import Plan, scales
+from bismarck_dp.scaling import measures, scales_by_column, with_bounds
 from bismarck_dp.solvers import SOLVERS, make_plan
-from bismarck_dp.spec import OPTIONS
+from bismarck_dp.spec import OPTIONS, Spec, unknown
 
-from .engines import Engine, Packed, Request, Shape
+from .engines import Engine, Packed, Request, Shape, Shelf
 
 LONGEST_NAME = 200
 
@@ -36,45 +39,93 @@ SHARED = (
 """What a model's row and its plan say in the same words."""
 
 
-def _quiet(done: int, planned: int) -> None:
+def quiet(done: int, planned: int) -> None:
     pass
 
 
-def train(engine: Engine, request: Request, progress: Progress = _quiet) -> dict[str, Any]:
+def train(engine: Engine, request: Request, progress: Progress = quiet) -> dict[str, Any]:
     """Trains and registers a model; returns its row. Whatever fails, the caller's transaction takes everything back."""
     started = time.monotonic()
-    _check_names(request)
+    check_names(request)
     source = engine.check(request)
     shape = engine.describe(request)
-    plan = make_plan(request.spec, shape.n, shape.d, engine.pulse)
+    request = prepared(request, shape)
+    fitted = fit(engine, request, make_plan(request.spec, shape.n, shape.d, engine.pulse), progress)
+    weights = engine.release(fitted.packed, fitted.plan)
+    engine.drop(fitted.packed)
+    row = model_row(request, source, fitted, shape, weights, time.monotonic() - started)
+    notes = (*fitted.plan.notes, *(shape.notes if fitted.plan.private else ()))
+    warn_of(engine, notes, request.spec)
+    return engine.register({**row, "note": "; ".join(notes)})
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A training that is over, but for its release: the weights are in the server."""
+
+    packed: Packed
+    plan: Plan
+    passes: int
+    gap: float | None
+
+
+def fit(engine: Engine, request: Request, plan: Plan, progress: Progress = quiet, shelf: Shelf | None = None) -> Fitted:
+    """Measures the features' bounds where that is asked for, packs the source and makes all passes."""
     engine.check_memory(plan)
-    packed = engine.pack(request, plan)
+    bounds = engine.measure(request, plan) if measures(request.spec) else None
+    packed = engine.pack(request, plan if bounds is None else with_bounds(plan, bounds), shelf)
     if packed.rows != plan.n:
         # Rows came or went since they were counted. n is public: plan again for the rows that were packed.
-        plan = make_plan(request.spec, packed.rows, shape.d, engine.pulse)
+        plan = make_plan(request.spec, packed.rows, plan.d, engine.pulse)
+    return make_passes(engine, packed, plan if bounds is None else with_bounds(plan, bounds), progress)
+
+
+def make_passes(engine: Engine, packed: Packed, plan: Plan, progress: Progress = quiet) -> Fitted:
+    """All passes over rows that are packed."""
     engine.begin(packed, plan)
     packed, passes = _epochs(engine, packed, plan, progress)
-    gap = engine.gap(packed) if plan.perturbs == "nothing" else None
-    weights = engine.release(packed, plan)
-    _check_finite([*weights, gap or 0.0], plan)
-    engine.drop(packed)
-    for note in plan.notes if request.spec.epsilon is not None else ():
+    return Fitted(packed, plan, passes, engine.gap(packed) if plan.perturbs == "nothing" else None)
+
+
+def warn_of(engine: Engine, notes: tuple[str, ...], spec: Spec) -> None:
+    """Whoever asks for no privacy need not hear that there is none."""
+    for note in notes if spec.epsilon is not None else ():
         engine.warn(note)
-    row = _model(request, source, plan, shape, weights, passes, time.monotonic() - started)
-    return engine.register({**row, "gap": gap})
+
+
+def prepared(request: Request, shape: Shape) -> Request:
+    """The request with everything that follows from the table's public shape: many classes, whose number is part of it;
+    bounds by feature where they are given by column; and the seed of a projection, which is public.
+    """
+    options = request.spec.options
+    changes: dict[str, Any] = {}
+    if options["classes"] is None and (len(shape.classes) > 2 or options["multiclass"] is not None):
+        changes["classes"] = shape.classes
+    if isinstance(options["scale"], dict):
+        changes["scale"] = scales_by_column(options["scale"], request.features, options["categories"] or {})
+    if options["project_dim"] is not None and options["project_seed"] is None:
+        changes["project_seed"] = secrets.randbits(52) if options["seed"] is None else abs(options["seed"])
+    _check_categories(request)
+    return replace(request, spec=replace(request.spec, options={**options, **changes}))
+
+
+def _check_categories(request: Request) -> None:
+    for column in request.spec.options["categories"] or {}:
+        if column not in request.features:
+            raise unknown("column in categories", column, request.features)
 
 
 def _support(weights: list[float], plan: Plan) -> list[int] | None:
     """Positions of weights that are not zero, counted from 1 as SQL does; None where hardly any is ever zero."""
     if SOLVERS[plan.spec.algorithm].selects:
-        return [j for j, weight in enumerate(weights[: plan.d], 1) if weight != 0]
+        return [j for j, weight in enumerate(_split(weights, plan)["weights"], 1) if weight != 0]
     return None
 
 
 def explain(engine: Engine, request: Request) -> dict[str, Any]:
-    """The plan for a source: reads its n and d, and nothing else."""
+    """The plan for a source: reads its n and d, counts classes unless they are named, and nothing else."""
     shape = engine.describe(request, labels=False)
-    return make_plan(request.spec, shape.n, shape.d, engine.pulse).explain()
+    return make_plan(prepared(request, shape).spec, shape.n, shape.d, engine.pulse).explain()
 
 
 def check_model_name(name: str) -> None:
@@ -84,7 +135,7 @@ def check_model_name(name: str) -> None:
         raise BismarckError(f"the model's name has {len(name)} characters", f"use at most {LONGEST_NAME}")
 
 
-def _check_names(request: Request) -> None:
+def check_names(request: Request) -> None:
     check_model_name(request.model)
     if len(request.features) > 1 and request.label in request.features:
         raise BismarckError(f'label column "{request.label}" is among the features', "leave it out of one of them")
@@ -121,18 +172,21 @@ def _check_finite(weights: list[float], plan: Plan) -> None:
     )
 
 
-def _model(
-    request: Request, source: str, plan: Plan, shape: Shape, weights: list[float], passes: int, seconds: float
+def model_row(
+    request: Request, source: str, fitted: Fitted, shape: Shape, weights: list[float], seconds: float
 ) -> dict[str, Any]:
+    """What is stored; weights that are no numbers are refused."""
+    plan = fitted.plan
+    _check_finite([*weights, fitted.gap or 0.0], plan)
     facts = plan.explain()
     return {
         **{name: facts[name] for name in SHARED},
         "name": request.model,
-        "weights": weights[: plan.d],
-        "intercept": weights[plan.d :],
+        **_split(weights, plan),
         "classes": shape.classes,
         "support": _support(weights, plan),
-        "passes": plan.schedule.data_passes(passes),
+        "gap": fitted.gap,
+        "passes": plan.schedule.data_passes(fitted.passes),
         "seconds": seconds,
         "private": plan.private,
         "note": plan.note,
@@ -142,9 +196,23 @@ def _model(
         "feature_bound": facts["feature_bound"],
         "scale": scales(plan.spec, plan.d),
         "normalize": plan.spec.options["normalize"],
+        "multiclass": facts["multiclass"],
+        "categories": plan.spec.options["categories"],
+        "project_dim": facts["project_dim"],
+        "project_seed": None if facts["project_dim"] is None else plan.spec.options["project_seed"],
         "options": _set_options(plan),
         "plan": facts,
         "event": facts["event"],
+    }
+
+
+def _split(weights: list[float], plan: Plan) -> dict[str, list[float]]:
+    """Weights of all outputs, one after the other, and their intercepts."""
+    width, intercept = plan.row_width, plan.spec.options["fit_intercept"]
+    rows = [weights[start : start + width] for start in range(0, len(weights), width)]
+    return {
+        "weights": [weight for row in rows for weight in row[: width - intercept]],
+        "intercept": [row[-1] for row in rows] if intercept else [],
     }
 
 

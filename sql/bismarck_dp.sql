@@ -16,8 +16,8 @@ CREATE TABLE bismarck_dp.model (
     algorithm     text NOT NULL,
     loss          text NOT NULL,
     weights       float8[] NOT NULL,
-    intercept     float8[] NOT NULL,      -- empty without fit_intercept
-    classes       float8[] NOT NULL,      -- the labels' own coding, negative first; empty for regression
+    intercept     float8[] NOT NULL,      -- one, or one for each of many classes; empty without fit_intercept
+    classes       float8[] NOT NULL,      -- the labels' own coding, of two the negative first; empty for regression
     n             bigint NOT NULL,
     d             int NOT NULL,
     epsilon       float8,                 -- NULL: not private
@@ -40,6 +40,11 @@ CREATE TABLE bismarck_dp.model (
     feature_bound float8 NOT NULL,
     scale         float8[],               -- features are divided by these, and cut to +-1; NULL: they are not
     normalize     boolean NOT NULL DEFAULT false,  -- rows are scaled to feature_bound, not just down to it
+    multiclass    text,                   -- softmax or ovr: weights of each class, one after the other; NULL: two classes
+    categories    jsonb,                  -- columns coded as zeros and ones, and the values that count
+    project_dim   int,                    -- numbers that features are projected to; NULL: they are not
+    project_seed  bigint,                 -- what the projection's matrix is made from; public
+    tuning        jsonb,                  -- what it was chosen from, and how; NULL: it was trained alone
     options       jsonb NOT NULL,
     plan          jsonb NOT NULL,         -- everything dp_explain shows
     event         jsonb NOT NULL,         -- what an accountant needs: a DpEvent of the library dp-accounting
@@ -93,10 +98,20 @@ CREATE CAST (bismarck_dp.wide_block AS bismarck_dp.block) WITHOUT FUNCTION AS IM
 CREATE FUNCTION bismarck_dp.caller() RETURNS regrole
     LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_caller';
 
-CREATE FUNCTION bismarck_dp.describe(source regclass, label text, features text[], labels boolean,
+CREATE FUNCTION bismarck_dp.describe(source regclass, label text, features text[], labels boolean, params jsonb,
     OUT rows bigint, OUT shortest int, OUT longest int,
-    OUT minus_one bigint, OUT zero bigint, OUT one bigint, OUT others bigint, OUT is_boolean boolean)
+    OUT minus_one bigint, OUT zero bigint, OUT one bigint, OUT others bigint, OUT is_boolean boolean,
+    OUT classes int, OUT whole bigint)
     LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_describe';
+
+CREATE FUNCTION bismarck_dp.bounds(source regclass, label text, features text[], params jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_bounds';
+
+CREATE FUNCTION bismarck_dp.evaluate(model text, source regclass, label text, features text[], params jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_evaluate';
+
+CREATE FUNCTION bismarck_dp.noisy_sums(model text, source regclass, label text, features text[], params jsonb)
+    RETURNS bigint[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_noisy_sums';
 
 CREATE FUNCTION bismarck_dp.pack(source regclass, label text, features text[], targets regclass[], params jsonb)
     RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_pack';
@@ -144,6 +159,31 @@ CREATE FUNCTION bismarck_dp.gap(run bigint)
 CREATE FUNCTION bismarck_dp.release(run bigint, noise jsonb)
     RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_release';
 
+-- Steps of tuning: models are held in memory, and one of them leaves.
+CREATE FUNCTION bismarck_dp.split(source regclass, label text, features text[], targets regclass[], params jsonb,
+    OUT rows bigint, OUT portions bigint[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_split';
+
+CREATE FUNCTION bismarck_dp.hold(run bigint, noise jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_hold';
+
+CREATE FUNCTION bismarck_dp.choose(held_out regclass, runs bigint[], params jsonb,
+    OUT winner int, OUT weights float8[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_choose';
+
+CREATE FUNCTION bismarck_dp.score(held_out regclass, run bigint, best bigint, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_score';
+
+CREATE FUNCTION bismarck_dp.winner(best bigint, OUT winner int, OUT weights float8[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_winner';
+
+CREATE FUNCTION bismarck_dp.empty(tables regclass[])
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_empty';
+
+-- Tells the planner which casts predictions do not need.
+CREATE FUNCTION bismarck_dp.predict_support(internal)
+    RETURNS internal LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_predict_support';
+
 -- The controller inside the server. BLAS threads would take the backend's signals: there must be none.
 CREATE FUNCTION bismarck_dp.serve(verb text, request jsonb) RETURNS jsonb LANGUAGE plpython3u AS $$
     if "serve" not in GD:
@@ -186,18 +226,52 @@ CREATE FUNCTION @extschema@.dp_explain(
         pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
             'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
             'algorithm', algorithm, 'loss', loss, 'options', options))
-        OPERATOR(pg_catalog.->) 'explain') AS (key text, value text)) AS e
+        OPERATOR(pg_catalog.->) 'explain') AS (key pg_catalog.text, value pg_catalog.text)) AS e
+$$;
+
+CREATE FUNCTION @extschema@.dp_tune(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}',
+    grid jsonb DEFAULT NULL, method text DEFAULT 'portions', public_source regclass DEFAULT NULL,
+    trials float8 DEFAULT 10)
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('tune',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options, 'grid', grid, 'method', method,
+            'public_source', public_source::pg_catalog.oid, 'trials', trials::pg_catalog.text)))
 $$;
 
 CREATE FUNCTION @extschema@.dp_forget(model text) RETURNS void LANGUAGE sql VOLATILE AS $$
     SELECT bismarck_dp.call('forget', pg_catalog.jsonb_build_object('model', model));
 $$;
 
+-- Exact without epsilon; with it, noisy sums and what follows from them.
+CREATE FUNCTION @extschema@.dp_evaluate(
+    model text, source regclass, label text DEFAULT NULL, features text[] DEFAULT NULL, epsilon float8 DEFAULT NULL,
+    delta float8 DEFAULT 0, options jsonb DEFAULT '{}')
+    RETURNS TABLE (metric text, value float8) LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT e.metric, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('evaluate',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'options', options))
+        OPERATOR(pg_catalog.->) 'metrics') AS (metric pg_catalog.text, value pg_catalog.float8)) AS e
+$$;
+
 CREATE FUNCTION @extschema@.dp_predict(model text, features float8[])
-    RETURNS float8 LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_predict';
+    RETURNS float8 LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict';
 
 CREATE FUNCTION @extschema@.dp_predict_proba(model text, features float8[])
-    RETURNS float8[] LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_predict_proba';
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict_proba';
+
+CREATE FUNCTION @extschema@.dp_predict_all(model text, features float8[])
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict_all';
+
+CREATE FUNCTION @extschema@.dp_encode(model text, "row" record)
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_encode';
 
 ---------------------------------------------------------------------------------------------------------------------
 -- The local protocol: providers add noise to their own gradients, the learner sees nothing else

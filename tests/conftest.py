@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy
 
 from bismarck_dp import BismarckError, explain
-from bismarck_dp.controller.database import Database, embedded
+from bismarck_dp.controller.database import Database, connect, embedded
 from bismarck_dp.solvers import SOLVERS
 
 
@@ -59,6 +59,20 @@ PATIENCE = 10.0
 def leftovers(server: Database) -> list[str]:
     with server.engine.begin() as connection:
         return [row[0] for row in connection.exec_driver_sql(LEFTOVERS)]
+
+
+@pytest.fixture
+def analyst(db: Database) -> Iterator[Database]:
+    """A connection as a role with no rights of its own."""
+    assert db.cluster is not None
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE analyst LOGIN")
+        connection.exec_driver_sql("GRANT CREATE ON SCHEMA public TO analyst")
+    other = connect(db.cluster.url(user="analyst"))
+    yield other
+    other.close()
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY analyst CASCADE; DROP ROLE analyst")
 
 
 _numbers = count()

@@ -170,6 +170,7 @@ class Solver(ctypes.Structure):
         ("output", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
         ("passes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
         ("noised", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)),
+        ("many", ctypes.c_bool),
     )
 
 
@@ -212,6 +213,8 @@ def pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
 class Shape(ctypes.Structure):
     _fields_ = (
         ("scale", ctypes.c_void_p),
+        ("matrix", ctypes.c_void_p),
+        ("projected", ctypes.c_int),
         ("intercept", ctypes.c_bool),
         ("normalize", ctypes.c_bool),
         ("bound", ctypes.c_double),
@@ -219,12 +222,25 @@ class Shape(ctypes.Structure):
 
 
 def clip_row(
-    x: npt.NDArray[np.float64], intercept: bool, bound: float, scale: Any = None, normalize: bool = False
+    x: npt.NDArray[np.float64],
+    intercept: bool,
+    bound: float,
+    scale: Any = None,
+    normalize: bool = False,
+    matrix: Any = None,
 ) -> tuple[bool, npt.NDArray[np.float32]]:
-    out = np.full(len(x) + intercept, np.nan, dtype=np.float32)
-    row, room = np.ascontiguousarray(x, dtype=np.float64), np.empty(len(x))
+    width = len(x) if matrix is None else len(matrix)
+    out = np.full(width + intercept, np.nan, dtype=np.float32)
+    row, room = np.ascontiguousarray(x, dtype=np.float64), np.empty(len(x) + width)
     scales = None if scale is None else np.ascontiguousarray(np.broadcast_to(scale, len(x)), dtype=np.float64)
-    shape = Shape(None if scales is None else pointer(scales), intercept, normalize, bound)
+    shape = Shape(
+        None if scales is None else pointer(scales),
+        None if matrix is None else pointer(matrix),
+        width,
+        intercept,
+        normalize,
+        bound,
+    )
     good = library.dp_clip_row(pointer(row), len(row), ctypes.byref(shape), pointer(room), pointer(out))
     return good, out
 
@@ -250,8 +266,8 @@ class Run:
 
     def __init__(self, params: dict[str, Any], d: int, kernel: str = "sgd", seed: int | None = None) -> None:
         self.solver = library.dp_solver_named(kernel.encode()).contents
-        self.d, self.seed = d, seed
-        self.state = ctypes.create_string_buffer(self.solver.size(d))
+        self.d, self.seed = d * int(params["outputs"]), seed
+        self.state = ctypes.create_string_buffer(self.solver.size(self.d))
         self.host = host_of(params)
         assert self.solver.start(self.state, d, ctypes.byref(self.host)) is None
         self.parts = int(params["workers"])
@@ -402,7 +418,7 @@ def first_sum(plan: Plan, rows: npt.NDArray[np.float32], params: dict[str, Any],
             before, after = (_after(plan, rows, params, batches[:at], last) for last in ([], batches[at]))
             eta = float(schedule.step.at(np.array([at + 1.0]))[0])
             return (before - after) * schedule.batch_size / eta
-    return np.zeros(rows.shape[1] - 1)
+    return np.zeros(plan.width)
 
 
 def _after(plan: Plan, rows: Any, params: dict[str, Any], batches: Any, last: Any) -> npt.NDArray[np.float64]:

@@ -14,22 +14,8 @@ import sqlalchemy
 from conftest import two_classes
 
 from bismarck_dp import Spec, make_plan
-from bismarck_dp.controller.database import Database, connect
+from bismarck_dp.controller.database import Database
 from bismarck_dp.controller.engines import Request, SqlEngine
-
-
-@pytest.fixture
-def analyst(db: Database) -> Iterator[Database]:
-    """A connection as a role with no rights of its own."""
-    assert db.cluster is not None
-    with db.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE ROLE analyst LOGIN")
-        connection.exec_driver_sql("GRANT CREATE ON SCHEMA public TO analyst")
-    other = connect(db.cluster.url(user="analyst"))
-    yield other
-    other.close()
-    with db.engine.begin() as connection:
-        connection.exec_driver_sql("DROP OWNED BY analyst CASCADE; DROP ROLE analyst")
 
 
 def run(db: Database, text: str) -> Any:
@@ -101,8 +87,10 @@ INTERNALS = [
     "SELECT nextval('bismarck_dp.run')",
     "SELECT bismarck_dp.serve('train', '{}')",
     "SELECT bismarck_dp.caller()",
-    "SELECT bismarck_dp.describe('pg_authid', 'oid', '{oid}', true)",
+    "SELECT bismarck_dp.describe('pg_authid', 'oid', '{oid}', true, '{}')",
     "SELECT bismarck_dp.pack('pg_authid', 'oid', '{oid}', '{}', '{}')",
+    "SELECT bismarck_dp.evaluate('m', 'pg_authid', 'oid', '{oid}', '{}')",
+    "SELECT bismarck_dp.noisy_sums('m', 'pg_authid', 'oid', '{oid}', '{}')",
     "SELECT bismarck_dp.repack('{}', '{}', '{}')",
     "SELECT bismarck_dp.pack_columns('pg_authid', 'oid', '{oid}', 'pg_authid', '{}')",
     "SELECT bismarck_dp.descend(1, 'pg_authid', '{}')",

@@ -54,6 +54,35 @@ def test_bad_rows_are_no_tell(db: Database) -> None:
     attacked(db, **{**SMALL, "batch_size": 4, "workers": 2, "shuffle": "each_pass"}, epsilon=1, trials=100)
 
 
+@pytest.mark.parametrize("delta", [0.0, 0.01])
+@pytest.mark.parametrize("kind", ["softmax", "ovr"])
+def test_the_claim_of_many_classes_holds(db: Database, kind: str, delta: float) -> None:
+    """One noise for the weights of all classes; for one against the rest a pair comes up to the joint sensitivity."""
+    loss = "logistic" if kind == "softmax" else "huber"
+    found = attacked(db, **{**SMALL, "loss": loss}, classes=3, multiclass=kind, epsilon=1, delta=delta, trials=300)
+    assert found.measured_sensitivity > (0.9 if kind == "ovr" else 0.3) * found.sensitivity
+
+
+def test_the_claim_of_many_classes_is_not_idle(db: Database) -> None:
+    found = attacked(db, **SMALL, classes=3, epsilon=1, delta=0.01, trials=2000)
+    assert found.empirical_epsilon > 0.02, "the attack sees the row through the noise"
+
+
+@pytest.mark.parametrize("algorithm", ["scs13", "dpsgd"])
+def test_noisy_sums_of_many_classes_keep_their_claim(db: Database, algorithm: str) -> None:
+    attacked(db, algorithm=algorithm, classes=3, epsilon=1, delta=0.01, epochs=2, n=20, trials=200)
+
+
+def test_the_claim_of_projected_rows_holds(db: Database) -> None:
+    """Rows far beyond their bound are among the neighbours: they are cut after they were projected."""
+    attacked(db, **SMALL, d=3, project_dim=2, epsilon=1, delta=0.01, trials=300)
+
+
+def test_measured_bounds_are_attacked_elsewhere(db: Database) -> None:
+    with pytest.raises(BismarckError, match="measured bounds have noise of their own"):
+        db.audit(**SMALL, scale="quantile", epsilon=1)
+
+
 CLAIMS = [
     (name, delta, adjacency)
     for name, solver in SOLVERS.items()

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -113,7 +114,7 @@ def test_help_of_each_command_has_an_example_that_parses(command: str) -> None:
     text = CliRunner().invoke(main, [command, "--help"]).stdout
     example = re.search(r"^ +bismarck-dp (.*?)(?: >.*)?$", text, re.MULTILINE)
     assert example is not None
-    name, *words = example.group(1).split()
+    name, *words = shlex.split(example.group(1))
     assert name == command
     main.commands[command].make_context(command, words)
 

@@ -26,6 +26,7 @@ import pytest
 import sqlalchemy
 
 from bismarck_dp.controller.database import Database
+from bismarck_dp.evaluation import EVALUATION_OPTIONS
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.solvers import SOLVERS
 from bismarck_dp.spec import OPTIONS, STEP_WORDS
@@ -259,6 +260,13 @@ def test_every_option_is_documented_with_its_default() -> None:
             assert not re.fullmatch(r"[\d.]+", shown), f"{name} has no fixed default"
 
 
+def test_every_option_of_evaluations_is_documented_with_its_default() -> None:
+    rows = table_rows(SQL_REFERENCE, "Options of dp_evaluate")
+    assert set(rows) == set(EVALUATION_OPTIONS)
+    for name in ("adjacency", "bins"):
+        assert rows[name][0].strip("`") == str(EVALUATION_OPTIONS[name].default)
+
+
 def test_every_algorithm_and_loss_is_documented_and_no_other() -> None:
     assert set(table_rows(SQL_REFERENCE, "Algorithms")) == set(SOLVERS)
     assert set(table_rows(SQL_REFERENCE, "Losses")) == set(LOSSES)
@@ -276,6 +284,7 @@ def test_every_function_is_documented_with_its_arguments(db: Database, sql: Any)
     for row in found:
         signature = f"{row['name']}({row['arguments']}) RETURNS {row['result']}"
         signature = signature.replace("double precision", "float8").replace("'::text", "'").replace("'::jsonb", "'")
+        signature = re.sub(r"NULL::[a-z0-9]+(\[\])?", "NULL", signature)
         assert signature in text, signature
 
 

@@ -9,8 +9,10 @@
 #include "executor/tuptable.h"
 #include "fmgr.h"
 #include "nodes/pg_list.h"
+#include "storage/lockdefs.h"
 #include "utils/array.h"
 #include "utils/jsonb.h"
+#include "utils/relcache.h"
 
 #include "kernels/kernels.h"
 
@@ -30,7 +32,7 @@ extern void dp_set_option(const char *name, const char *value);
 /* ---- the state: one varlena that carries its solver's parameters and numbers (state.c) ---- */
 
 #define DP_STATE_MAGIC 0x62647073 /* "bdps" */
-#define DP_STATE_VERSION 2
+#define DP_STATE_VERSION 3
 #define DP_STATE_PRIVATE 0x0001 /* may leave through a mechanism only, or with noise inside */
 #define DP_STATE_SEEDED 0x0002  /* for tests: noise inside the pass comes from the seed */
 
@@ -40,8 +42,9 @@ typedef struct DpState {
     uint16 version;
     uint16 flags;
     int32 solver;
-    int32 d;
-    int32 block; /* next block expected in this pass */
+    int32 d;       /* numbers of a packed row */
+    int32 weights; /* d for each output */
+    int32 block;   /* next block expected in this pass */
     int64 seed;
     double body[FLEXIBLE_ARRAY_MEMBER];
 } DpState;
@@ -51,6 +54,23 @@ extern const DpSolver *dp_state_solver(const DpState *state);
 extern DpState *dp_state_of_run(int64 run);
 extern void dp_state_keep(int64 run, const DpState *state);
 extern void dp_state_forget(int64 run);
+
+/* A model that waits to be chosen, noise and all: its run is over, and gives nothing else out (see tune.c). */
+typedef struct DpHeld {
+    bool private;
+    bool finite; /* all weights are */
+    int width;   /* numbers of a packed row */
+    int outputs; /* margins of a row, each with `width` weights */
+    int trial;   /* which one it is */
+    int64 score; /* with its noise: fewer is better */
+    double w[FLEXIBLE_ARRAY_MEMBER];
+} DpHeld;
+
+extern void dp_state_hold(int64 run, const double *w);
+extern DpHeld *dp_held_of_run(int64 run);
+extern bool dp_is_held(int64 run);
+extern void dp_held_rename(int64 run, int64 to);
+
 extern struct DpRows *dp_rows_of_run(int64 run); /* room for the packed rows, until the run ends; empty at first */
 extern struct DpColumns **dp_columns_of_run(int64 run,
                                             MemoryContext *context); /* the same for columns; NULL at first */
@@ -64,6 +84,7 @@ extern void dp_state_check_complete(const DpState *state);
 
 extern double dp_number(Jsonb *params, const char *key);
 extern bool dp_has(Jsonb *params, const char *key);
+extern double *dp_numbers(Jsonb *params, const char *key, int *n); /* of an array */
 extern char *dp_word(Jsonb *params, const char *key);
 extern DpParams dp_params(Jsonb *params);
 
@@ -74,6 +95,7 @@ extern MemoryContext dp_aggregate_context(FunctionCallInfo fcinfo); /* an error 
 /* ---- releases (release.c) ---- */
 
 extern void dp_perturb(Jsonb *noise, double *w, int d); /* by the mechanism that noise names: exact, on its grid */
+extern void dp_output(const DpState *state, Jsonb *noise, double *w); /* the weights, with the noise they leave with */
 extern ArrayType *dp_float8_array(const double *values, int n);
 
 /* ---- the source (source.c) ---- */
@@ -92,18 +114,32 @@ typedef enum DpNumberType {
 typedef struct DpSource {
     Oid relation;
     char *label;
-    List *features;          /* column names, char * */
-    DpNumberType label_type; /* DP_BOOL allowed here only */
-    bool is_array;           /* one array column */
-    DpNumberType *types;     /* of the columns, or of the array's elements */
-    Oid label_oid, *oids;    /* the columns' types as PostgreSQL names them */
+    List *features;                   /* column names, char * */
+    DpNumberType label_type;          /* DP_BOOL allowed here only */
+    bool is_array;                    /* one array column */
+    bool is_portion;                  /* no source at all, but raw rows that split has put aside */
+    DpNumberType *types;              /* of the columns, or of the array's elements */
+    Oid label_oid, *oids;             /* the columns' types as PostgreSQL names them */
+    struct DpCategories **categories; /* of the columns; NULL for one that holds numbers */
 } DpSource;
 
 typedef bool (*DpReceive)(TupleTableSlot *slot, void *arg);
 
-extern DpSource *dp_source(Oid relation, text *label, ArrayType *features);
+extern DpSource *dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params);
+extern List *dp_names_of(ArrayType *array);
+extern void dp_resolve_features(DpSource *source, Jsonb *params); /* what follows from names and oids */
+extern DpNumberType dp_number_type(Oid type);
 extern double dp_to_double(Datum value, DpNumberType type);
 extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
+
+/* ---- features of a row: numbers, and categories as zeros and ones (features.c) ---- */
+
+extern struct DpCategories *dp_categories_of(Jsonb *params, const char *column, Oid type); /* NULL: none are given */
+extern int dp_source_width(const DpSource *source); /* features of several columns */
+/* d numbers from the columns of a row, the first of which is at `at`. False: one is missing (it is NaN), or there are
+ * not d. */
+extern bool dp_read_features(const DpSource *source, TupleTableSlot *slot, int at, double *x, int d);
+extern bool dp_features_of(const DpSource *source, const Datum *values, const bool *nulls, double *x, int d);
 
 /* ---- packed rows and blocks (pack.c) ---- */
 
@@ -113,21 +149,33 @@ typedef struct DpCoding {
     bool regression;
     double label_bound;
     double negative, other_negative, positive; /* labels of the two classes; a second one may mean the negative */
+    int many;                                  /* classes, where there are more than two */
+    double *classes;                           /* their labels */
 } DpCoding;
 
 extern DpCoding dp_coding(Jsonb *params);
-extern void dp_code_row(const DpCoding *coding, double y, const double *x, int d, float *row);
+extern void dp_shape_project(DpShape *shape, int p, int64 seed, int d);
+extern double dp_coded_label(const DpCoding *coding, double y); /* as the kernels have it, or NAN */
+extern bool dp_code_row(const DpCoding *coding, double y, const double *x, int d, float *row); /* whether it counts */
 
 /* What a block may hold that shares its heap page with no other. */
 #define DP_PAGE_BYTES (MaxHeapTupleSize - MAXALIGN(SizeofHeapTupleHeader) - sizeof(int32) - VARHDRSZ)
 
 typedef void (*DpVisit)(const char *row, void *arg);
 
+extern DpSource *dp_pack_source(FunctionCallInfo fcinfo, Jsonb *params); /* of the first three arguments */
 extern int64 dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg); /* the number of rows */
-extern int dp_packed_width(Jsonb *params); /* features, and the intercept */
+extern int dp_packed_width(Jsonb *params); /* features, projected if they are, and the intercept */
+
+/* A raw row: its label and its d features as doubles, all of them NaN where one is no number. */
+extern int64 dp_raw_rows(const DpSource *source, int d, DpVisit visit, void *arg); /* the number of rows */
+#define DP_RAW_BYTES(d) (sizeof(double) * ((Size)(d) + 1))
 
 extern Oid *dp_oids_of(ArrayType *array, int *n);
 extern Size dp_allowed_memory(void);
+extern int dp_rows_per_block(Size row_bytes);
+extern Relation dp_open_blocks(Oid table, LOCKMODE mode);
+extern void dp_empty_table(Oid table);
 extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg); /* the number of rows */
 
 /* ---- random numbers (params.c): one stream for each use ---- */
@@ -139,6 +187,11 @@ extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg);
 #define DP_STREAM_SAMPLE ((uint64_t)1 << 34)      /* plus the pass */
 #define DP_STREAM_CHOICES ((uint64_t)5 << 33)     /* plus 256 times the pass */
 #define DP_STREAM_COORDINATES ((uint64_t)7 << 33) /* plus the pass */
+#define DP_STREAM_BOUNDS ((uint64_t)11 << 33)
+#define DP_STREAM_EVALUATION ((uint64_t)13 << 33)
+#define DP_STREAM_PORTIONS ((uint64_t)33 << 33)
+#define DP_STREAM_WINNER ((uint64_t)35 << 33)
+#define DP_STREAM_SCORE ((uint64_t)37 << 33)
 
 extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
 extern void dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream);

@@ -152,12 +152,12 @@ rows_of_run(int columns)
 Datum
 dp_pack_columns(PG_FUNCTION_ARGS)
 {
-    DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
     Jsonb *params = PG_GETARG_JSONB_P(4);
+    DpSource *source = dp_pack_source(fcinfo, params);
     Transposer t = {.width = dp_packed_width(params), .sparse = dp_number(params, "sparse") != 0};
     int64 n;
 
-    t.columns = t.width + dp_coding(params).regression;
+    t.columns = t.width + dp_has(params, "label_bound");
     t.room = rows_of_run(t.columns);
     t.relation = table_open(PG_GETARG_OID(3), RowExclusiveLock);
     t.bulk = GetBulkInsertState();

@@ -104,6 +104,20 @@ raise_refusal(Jsonb *answer)
                     errmsg_internal("%s", dp_word(answer, "error")), hint[0] ? errhint("%s", hint) : 0));
 }
 
+/* What the controller does, and how often, is not for the caller to see: it may depend on secret coins. A superuser
+ * sees everything anyway. */
+static void
+keep_steps_quiet(Oid caller)
+{
+    if (superuser_arg(caller))
+        return;
+    dp_set_option("debug_print_parse", "off");
+    dp_set_option("debug_print_rewritten", "off");
+    dp_set_option("debug_print_plan", "off");
+    if (client_min_messages < NOTICE)
+        dp_set_option("client_min_messages", "notice");
+}
+
 Datum
 dp_call(PG_FUNCTION_ARGS)
 {
@@ -116,6 +130,7 @@ dp_call(PG_FUNCTION_ARGS)
     options = NewGUCNestLevel();
     dp_set_option("search_path", "pg_catalog, pg_temp");
     dp_set_option("extra_float_digits", "1"); /* numbers cross the door as text, with all their digits */
+    keep_steps_quiet(caller.role);
     innermost = &caller;
     PG_TRY();
     {

@@ -108,7 +108,7 @@ dp_local_gradient(PG_FUNCTION_ARGS)
 {
     Jsonb *params = gradient_params(fcinfo);
     DpCoding coding = dp_coding(params);
-    int d = (int)dp_number(params, "d"), width = d + coding.shape.intercept;
+    int d = (int)dp_number(params, "d"), width = dp_shape_width(&coding.shape, d);
     float *row = palloc0(sizeof(float) * (width + 1));
     double *g = palloc(sizeof(double) * width);
 

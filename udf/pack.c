@@ -20,6 +20,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/heap.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/array.h"
@@ -68,10 +69,25 @@ typedef struct Writer {
     struct varlena *rows;
 } Writer;
 
+/* A table for blocks that was made in this transaction: nothing else is written to, or emptied. */
+Relation
+dp_open_blocks(Oid table, LOCKMODE mode)
+{
+    Relation relation = relation_open(table, mode);
+    TupleDesc desc = RelationGetDescr(relation);
+
+    if (relation->rd_rel->relkind != RELKIND_RELATION || relation->rd_createSubid == InvalidSubTransactionId ||
+        RelationGetNamespace(relation) != get_namespace_oid("bismarck_dp", false) || desc->natts != 2 ||
+        TupleDescAttr(desc, 0)->atttypid != INT4OID || TupleDescAttr(desc, 1)->attlen != -1)
+        ereport(ERROR, (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is no table for blocks of this transaction",
+                                                                   RelationGetRelationName(relation))));
+    return relation;
+}
+
 static void
 open_part(Writer *w)
 {
-    w->relation = table_open(w->targets[w->part], RowExclusiveLock);
+    w->relation = dp_open_blocks(w->targets[w->part], RowExclusiveLock);
     w->bulk = GetBulkInsertState();
     w->part_left = w->n / w->parts + (w->part < w->n % w->parts);
     w->block = 0;
@@ -84,13 +100,19 @@ close_part(Writer *w)
     table_close(w->relation, NoLock);
 }
 
-static void
-start_writer(Writer *w, Oid *targets, int parts, int64 n, Size row_bytes)
+int
+dp_rows_per_block(Size row_bytes)
 {
     Size bytes = row_bytes <= DP_PAGE_BYTES ? DP_PAGE_BYTES : WIDE_BLOCK_BYTES;
 
+    return Max(1, (int)(bytes / row_bytes));
+}
+
+static void
+start_writer(Writer *w, Oid *targets, int parts, int64 n, Size row_bytes)
+{
     *w = (Writer){.targets = targets, .parts = parts, .n = n, .row_bytes = row_bytes};
-    w->room = Max(1, (int)(bytes / row_bytes));
+    w->room = dp_rows_per_block(row_bytes);
     w->rows = palloc(VARHDRSZ + w->room * row_bytes);
     open_part(w);
 }
@@ -130,8 +152,9 @@ typedef struct Packer {
     const DpSource *source;
     DpCoding coding;
     int d;
-    double *x;  /* room for the features of one row */
-    float *row; /* the packed row */
+    double *x;   /* room for the features of one row */
+    float *row;  /* the packed row */
+    double *raw; /* the raw one */
     int64 n;
     MemoryContext per_row;
     DpVisit visit;
@@ -151,6 +174,20 @@ scales_of(Jsonb *params, int d)
     return scale;
 }
 
+/* The matrix is made anew wherever it is needed: a seed is all that is kept of it. */
+void
+dp_shape_project(DpShape *shape, int p, int64 seed, int d)
+{
+    double *matrix;
+
+    if (p < 1 || p > d)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"project_dim\" is invalid")));
+    matrix = palloc_extended(sizeof(double) * (Size)p * (Size)d, MCXT_ALLOC_HUGE);
+    dp_projection(seed, matrix, p, d);
+    shape->matrix = matrix;
+    shape->projected = p;
+}
+
 DpCoding
 dp_coding(Jsonb *params)
 {
@@ -160,10 +197,14 @@ dp_coding(Jsonb *params)
     c.shape.bound = dp_number(params, "feature_bound");
     c.shape.normalize = dp_number(params, "normalize") != 0;
     c.shape.scale = dp_has(params, "scales") ? scales_of(params, d) : NULL;
-    c.room = palloc(sizeof(double) * d);
+    if (dp_has(params, "project_dim"))
+        dp_shape_project(&c.shape, (int)dp_number(params, "project_dim"), (int64)dp_number(params, "project_seed"), d);
+    c.room = palloc_extended(sizeof(double) * (d + (Size)c.shape.projected), MCXT_ALLOC_HUGE);
     c.regression = dp_has(params, "label_bound");
     if (c.regression)
         c.label_bound = dp_number(params, "label_bound");
+    else if (dp_has(params, "classes"))
+        c.classes = dp_numbers(params, "classes", &c.many);
     else {
         c.negative = dp_number(params, "negative");
         c.other_negative = dp_number(params, "other_negative");
@@ -172,81 +213,43 @@ dp_coding(Jsonb *params)
     return c;
 }
 
-/* The label in the kernels' coding, or NAN. */
+/* The place of a label among many; labels that count from 0 are their own place. */
 static double
-label_of(const DpCoding *c, double y)
+class_of(const DpCoding *c, double y)
+{
+    if (y >= 0 && y < c->many && c->classes[(int)y] == y)
+        return y;
+    for (int i = 0; i < c->many; i++)
+        if (c->classes[i] == y)
+            return i;
+    return NAN;
+}
+
+double
+dp_coded_label(const DpCoding *c, double y)
 {
     if (c->regression) {
         double cut = fmax(-c->label_bound, fmin(c->label_bound, y));
 
         return isfinite(y) && isfinite((float)cut) ? cut : NAN;
     }
+    if (c->many > 0)
+        return class_of(c, y);
     return y == c->positive ? 1.0 : y == c->negative || y == c->other_negative ? -1.0 : NAN;
 }
 
 /* Packs a row, label first; one without features (NULL), or with anything that is no number, becomes zeros. */
-void
+bool
 dp_code_row(const DpCoding *c, double y, const double *x, int d, float *row)
 {
-    double label = label_of(c, y);
+    double label = dp_coded_label(c, y);
+    bool counts = !isnan(label) && x != NULL && dp_clip_row(x, d, &c->shape, c->room, row + 1);
 
-    if (isnan(label) || x == NULL || !dp_clip_row(x, d, &c->shape, c->room, row + 1))
-        memset(row, 0, sizeof(float) * (d + c->shape.intercept + 1));
-    else
+    if (counts)
         row[0] = (float)label;
-}
-
-static bool
-copy_elements(const Packer *p, ArrayType *array)
-{
-    DpNumberType type = p->source->types[0];
-    int16 length;
-    bool by_value;
-    char align;
-    Datum *values;
-    int n;
-
-    get_typlenbyvalalign(ARR_ELEMTYPE(array), &length, &by_value, &align);
-    deconstruct_array(array, ARR_ELEMTYPE(array), length, by_value, align, &values, NULL, &n);
-    for (int j = 0; j < n; j++)
-        p->x[j] = dp_to_double(values[j], type);
-    return true;
-}
-
-static bool
-features_of_array(const Packer *p, Datum datum)
-{
-    ArrayType *array = DatumGetArrayTypeP(datum);
-
-    if (ARR_NDIM(array) != 1 || ARR_DIMS(array)[0] != p->d || array_contains_nulls(array))
-        return false;
-    if (p->source->types[0] == DP_FLOAT8)
-        memcpy(p->x, ARR_DATA_PTR(array), sizeof(double) * p->d);
-    else if (p->source->types[0] == DP_FLOAT4)
-        for (int j = 0; j < p->d; j++)
-            p->x[j] = ((float *)ARR_DATA_PTR(array))[j];
     else
-        return copy_elements(p, array);
-    return true;
-}
-
-static bool
-features_of_columns(const Packer *p, TupleTableSlot *slot)
-{
-    for (int j = 0; j < p->d; j++) {
-        if (slot->tts_isnull[j + 1])
-            return false;
-        p->x[j] = dp_to_double(slot->tts_values[j + 1], p->source->types[j]);
-    }
-    return true;
-}
-
-static bool
-read_features(const Packer *p, TupleTableSlot *slot)
-{
-    if (p->source->is_array)
-        return !slot->tts_isnull[1] && features_of_array(p, slot->tts_values[1]);
-    return features_of_columns(p, slot);
+        memset(row, 0, sizeof(float) * (dp_shape_width(&c->shape, d) + 1));
+    return counts;
 }
 
 static bool
@@ -256,12 +259,47 @@ pack_row(TupleTableSlot *slot, void *arg)
     MemoryContext old = MemoryContextSwitchTo(p->per_row);
     double y = slot->tts_isnull[0] ? NAN : dp_to_double(slot->tts_values[0], p->source->label_type);
 
-    dp_code_row(&p->coding, y, read_features(p, slot) ? p->x : NULL, p->d, p->row);
+    dp_code_row(&p->coding, y, dp_read_features(p->source, slot, 1, p->x, p->d) ? p->x : NULL, p->d, p->row);
     MemoryContextSwitchTo(old);
     MemoryContextReset(p->per_row);
     p->visit((char *)p->row, p->arg);
     p->n++;
     return true;
+}
+
+/* Values that are no numbers show in none of a raw row's bytes but its NaNs, which are as many as the numbers. */
+static bool
+raw_row(TupleTableSlot *slot, void *arg)
+{
+    Packer *p = arg;
+    MemoryContext old = MemoryContextSwitchTo(p->per_row);
+    bool whole = !slot->tts_isnull[0] && dp_read_features(p->source, slot, 1, p->x, p->d);
+
+    p->raw[0] = whole ? dp_to_double(slot->tts_values[0], p->source->label_type) : NAN;
+    for (int j = 0; j < p->d; j++)
+        whole = whole && isfinite(p->x[j]);
+    for (int j = 0; j < p->d; j++)
+        p->raw[j + 1] = p->x[j];
+    if (!whole || !isfinite(p->raw[0]))
+        for (int j = 0; j <= p->d; j++)
+            p->raw[j] = NAN;
+    MemoryContextSwitchTo(old);
+    MemoryContextReset(p->per_row);
+    p->n++;
+    p->visit((char *)p->raw, p->arg);
+    return true;
+}
+
+/* Blocks are aligned for floats only. */
+static void
+pack_raw_row(const char *row, void *arg)
+{
+    Packer *p = arg;
+
+    memcpy(p->raw, row, DP_RAW_BYTES(p->d));
+    dp_code_row(&p->coding, p->raw[0], p->raw + 1, p->d, p->row);
+    p->n++;
+    p->visit((char *)p->row, p->arg);
 }
 
 Oid *
@@ -277,26 +315,68 @@ dp_oids_of(ArrayType *array, int *n)
     return oids;
 }
 
+static Packer
+start_packer(const DpSource *source, int d, DpVisit visit, void *arg)
+{
+    Packer p = {.source = source, .d = d, .visit = visit, .arg = arg};
+
+    if (!source->is_array && !source->is_portion && dp_source_width(source) != d)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
+    p.x = palloc0(sizeof(double) * d);
+    p.raw = palloc(DP_RAW_BYTES(d));
+    p.per_row = AllocSetContextCreate(CurrentMemoryContext, "row", ALLOCSET_DEFAULT_SIZES);
+    return p;
+}
+
 int64
 dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg)
 {
-    Packer p = {.source = source, .coding = dp_coding(params), .d = (int)dp_number(params, "d")};
+    Packer p = start_packer(source, (int)dp_number(params, "d"), visit, arg);
 
-    if (!source->is_array && list_length(source->features) != p.d)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"d\" is not the column count")));
-    p.visit = visit;
-    p.arg = arg;
-    p.x = palloc(sizeof(double) * p.d);
-    p.row = palloc0(sizeof(float) * (p.d + 2));
-    p.per_row = AllocSetContextCreate(CurrentMemoryContext, "row", ALLOCSET_DEFAULT_SIZES);
-    dp_read_source(source, true, pack_row, &p);
+    p.coding = dp_coding(params);
+    p.row = palloc0(sizeof(float) * (dp_packed_width(params) + 1));
+    if (source->is_portion)
+        (void)dp_visit_rows(source->relation, DP_RAW_BYTES(p.d), pack_raw_row, &p);
+    else
+        dp_read_source(source, true, pack_row, &p);
     return p.n;
+}
+
+int64
+dp_raw_rows(const DpSource *source, int d, DpVisit visit, void *arg)
+{
+    Packer p = start_packer(source, d, visit, arg);
+
+    dp_read_source(source, true, raw_row, &p);
+    return p.n;
+}
+
+/*
+ * What is packed: the source, read with the caller's rights; or, where the controller says so, a portion of it that was
+ * put aside in this transaction, which is no table of anybody else's.
+ */
+DpSource *
+dp_pack_source(FunctionCallInfo fcinfo, Jsonb *params)
+{
+    Oid relation = PG_GETARG_OID(0);
+    DpSource *portion;
+
+    if (!dp_has(params, "portion"))
+        return dp_source(relation, PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2), params);
+    if (get_rel_namespace(relation) != get_namespace_oid("bismarck_dp", false))
+        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a portion is a table of schema bismarck_dp")));
+    portion = palloc0(sizeof(DpSource));
+    portion->relation = relation;
+    portion->is_portion = true;
+    return portion;
 }
 
 int
 dp_packed_width(Jsonb *params)
 {
-    return (int)dp_number(params, "d") + (dp_number(params, "fit_intercept") != 0);
+    const char *features = dp_has(params, "project_dim") ? "project_dim" : "d";
+
+    return (int)dp_number(params, features) + (dp_number(params, "fit_intercept") != 0);
 }
 
 Size
@@ -329,8 +409,8 @@ add_to_shuffle(const char *row, void *arg)
 Datum
 dp_pack(PG_FUNCTION_ARGS)
 {
-    DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
     Jsonb *params = PG_GETARG_JSONB_P(4);
+    DpSource *source = dp_pack_source(fcinfo, params);
     Size row_bytes = sizeof(float) * (dp_packed_width(params) + 1);
     DpShuffle *shuffle;
     DpRandom random;
@@ -374,10 +454,10 @@ dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg)
 }
 
 /* Gives the disk space back at once: the table is of this transaction, which has no further use for it. */
-static void
-empty_table(Oid table)
+void
+dp_empty_table(Oid table)
 {
-    Relation relation = table_open(table, AccessExclusiveLock);
+    Relation relation = dp_open_blocks(table, AccessExclusiveLock);
 
     heap_truncate_one_rel(relation);
     table_close(relation, NoLock);
@@ -400,7 +480,7 @@ dp_repack(PG_FUNCTION_ARGS)
     for (int i = 0; i < parts; i++)
         n += dp_visit_rows(sources[i], row_bytes, add_to_shuffle, shuffle);
     for (int i = 0; i < parts; i++)
-        empty_table(sources[i]);
+        dp_empty_table(sources[i]);
     write_all(shuffle, n, row_bytes, PG_GETARG_ARRAYTYPE_P(1));
     PG_RETURN_INT64(n);
 }

@@ -102,6 +102,19 @@ host_numbers(const void *host, const char *key, double *out, int n)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" has too few numbers", key)));
 }
 
+double *
+dp_numbers(Jsonb *params, const char *key, int *n)
+{
+    JsonbValue *value = find_or_fail(params, key);
+    double *numbers;
+
+    *n = value->type == jbvBinary ? (int)JsonContainerSize(value->val.binary.data) : 0;
+    numbers = palloc(sizeof(double) * Max(*n, 1));
+    if (*n > 0)
+        host_numbers(params, key, numbers, *n);
+    return numbers;
+}
+
 DpParams
 dp_params(Jsonb *params)
 {

@@ -1,5 +1,6 @@
 /*
- * release.c: the only way out. release(run, noise) adds noise beside the weights and returns them.
+ * release.c: the only way out. release(run, noise) adds noise beside the weights and returns them. (A model that has to
+ * be chosen first gets the same noise by the same function, and waits: see tune.c.)
  *
  * A state that was begun as private leaves through a mechanism or not at all, and is wiped when it has. One that was
  * made of noisy sums alone needs no further noise.
@@ -89,7 +90,7 @@ static void
 add_noise(const DpState *state, Jsonb *noise, double *w)
 {
     if (strcmp(dp_word(noise, "mechanism"), "none") != 0)
-        dp_perturb(noise, w, state->d);
+        dp_perturb(noise, w, state->weights);
     else if (state->flags & DP_STATE_PRIVATE && !dp_state_solver(state)->noised(state->body))
         ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("a private run is released with noise")));
 }
@@ -109,17 +110,23 @@ dp_float8_array(const double *values, int n)
     return array;
 }
 
+void
+dp_output(const DpState *state, Jsonb *noise, double *w)
+{
+    dp_state_solver(state)->output(state->body, w);
+    add_noise(state, noise, w);
+}
+
 Datum
 dp_release(PG_FUNCTION_ARGS)
 {
     int64 run = PG_GETARG_INT64(0);
     DpState *state = dp_state_of_run(run);
-    double *w = palloc(sizeof(double) * state->d);
+    double *w = palloc(sizeof(double) * state->weights);
     ArrayType *released;
 
-    dp_state_solver(state)->output(state->body, w);
-    add_noise(state, PG_GETARG_JSONB_P(1), w);
-    released = dp_float8_array(w, state->d);
+    dp_output(state, PG_GETARG_JSONB_P(1), w);
+    released = dp_float8_array(w, state->weights);
     dp_state_forget(run);
     PG_RETURN_ARRAYTYPE_P(released);
 }

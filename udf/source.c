@@ -30,8 +30,8 @@ PG_FUNCTION_INFO_V1(dp_describe);
 
 /* ---- which columns, of which types ---- */
 
-static DpNumberType
-number_type(Oid type)
+DpNumberType
+dp_number_type(Oid type)
 {
     switch (getBaseType(type)) {
     case BOOLOID:
@@ -84,8 +84,8 @@ check_relation(Oid relation)
                 (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a table or view", get_rel_name(relation))));
 }
 
-static List *
-names_of(ArrayType *array)
+List *
+dp_names_of(ArrayType *array)
 {
     Datum *values;
     bool *nulls;
@@ -104,40 +104,49 @@ names_of(ArrayType *array)
     return names;
 }
 
-static void
-resolve_features(DpSource *source)
+/* By the columns' types, which are in source->oids. */
+void
+dp_resolve_features(DpSource *source, Jsonb *params)
 {
-    const char *first = linitial(source->features);
-    Oid type = column_type(source->relation, first);
-    Oid element = get_element_type(getBaseType(type));
+    Oid element = get_element_type(getBaseType(source->oids[0]));
     int i = 0;
     ListCell *cell;
 
     source->types = palloc(sizeof(DpNumberType) * list_length(source->features));
-    source->oids = palloc(sizeof(Oid) * list_length(source->features));
-    source->oids[0] = type;
+    source->categories = palloc0(sizeof(struct DpCategories *) * list_length(source->features));
     source->is_array = OidIsValid(element) && list_length(source->features) == 1;
     if (source->is_array) {
-        source->types[0] = number_type(element);
+        source->types[0] = dp_number_type(element);
         if (source->types[0] == DP_NOT_A_NUMBER)
-            wrong_type(first, type, "an array of numbers");
+            wrong_type(linitial(source->features), source->oids[0], "an array of numbers");
         return;
     }
     foreach(cell, source->features)
     {
         const char *name = lfirst(cell);
 
-        type = column_type(source->relation, name);
-        source->oids[i] = type;
-        source->types[i] = number_type(type);
-        if (source->types[i++] == DP_NOT_A_NUMBER)
-            wrong_type(name, type,
-                       "a number (several feature columns must all be numbers; an array column stands alone)");
+        source->types[i] = dp_number_type(source->oids[i]);
+        source->categories[i] = dp_categories_of(params, name, source->oids[i]);
+        if (source->types[i] == DP_NOT_A_NUMBER && source->categories[i] == NULL)
+            wrong_type(name, source->oids[i],
+                       "a number (an array column stands alone, and other columns need a list of categories)");
+        i++;
     }
 }
 
+static Oid *
+column_types(Oid relation, List *names)
+{
+    Oid *oids = palloc(sizeof(Oid) * list_length(names)), *next = oids;
+    ListCell *cell;
+
+    foreach(cell, names) *next++ = column_type(relation, lfirst(cell));
+    return oids;
+}
+
+/* params may have lists of categories; NULL: there are none. */
 DpSource *
-dp_source(Oid relation, text *label, ArrayType *features)
+dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params)
 {
     DpSource *source = palloc0(sizeof(DpSource));
     Oid type;
@@ -147,12 +156,13 @@ dp_source(Oid relation, text *label, ArrayType *features)
     check_relation(relation);
     source->relation = relation;
     source->label = text_to_cstring(label);
-    source->features = names_of(features);
+    source->features = dp_names_of(features);
     type = source->label_oid = column_type(relation, source->label);
-    source->label_type = number_type(type);
+    source->label_type = dp_number_type(type);
     if (source->label_type == DP_NOT_A_NUMBER)
         wrong_type(source->label, type, "a number or boolean");
-    resolve_features(source);
+    source->oids = column_types(relation, source->features);
+    dp_resolve_features(source, params);
     return source;
 }
 
@@ -325,6 +335,7 @@ typedef struct Shape {
     int64 rows;
     int32 shortest, longest;            /* arrays; -1 for one that is not a list */
     int64 minus_one, zero, one, others; /* labels; NULL is not counted */
+    int64 counts[DP_MOST_CLASSES];      /* of labels that are whole numbers from 0 */
 } Shape;
 
 /* The header is enough for a length: a long array is not read whole. */
@@ -346,6 +357,8 @@ array_length_of(Datum datum)
 static void
 count_label(Shape *shape, double y)
 {
+    if (y >= 0 && y < DP_MOST_CLASSES && y == floor(y))
+        shape->counts[(int)y]++;
     if (y == 1.0)
         shape->one++;
     else if (y == 0.0)
@@ -374,20 +387,43 @@ measure(TupleTableSlot *slot, void *arg)
     return true;
 }
 
-/* describe(source, label, features, labels): rows, shortest, longest, minus_one, zero, one, others, is_boolean. */
+/* One label in a thousand, and never a few alone, makes a class. */
+#define FEWEST(labels) Max(5, ((labels) + 999) / 1000)
+
+/* How many classes there are if labels count from 0, without a gap, and how many labels are among them. */
+static int
+count_classes(const Shape *shape, int64 *whole)
+{
+    int64 labels = shape->minus_one + shape->zero + shape->one + shape->others;
+    int classes = 0;
+
+    while (classes < DP_MOST_CLASSES && shape->counts[classes] >= FEWEST(labels))
+        classes++;
+    *whole = 0;
+    for (int c = 0; c < classes; c++)
+        *whole += shape->counts[c];
+    return classes;
+}
+
+/*
+ * describe(source, label, features, labels, params): rows, shortest, longest, minus_one, zero, one, others, is_boolean,
+ * classes, whole.
+ */
 Datum
 dp_describe(PG_FUNCTION_ARGS)
 {
-    DpSource *source = dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2));
+    DpSource *source =
+        dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2), PG_GETARG_JSONB_P(4));
     Shape shape = {.source = source, .labels = PG_GETARG_BOOL(3), .shortest = PG_INT32_MAX, .longest = -2};
     TupleDesc desc;
-    Datum values[8];
-    bool nulls[8] = {0};
+    Datum values[10];
+    bool nulls[10] = {0};
+    int64 whole;
 
     if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
         elog(ERROR, "describe returns a record");
     if (!source->is_array)
-        shape.shortest = shape.longest = list_length(source->features);
+        shape.shortest = shape.longest = dp_source_width(source);
     dp_read_source(source, shape.labels, measure, &shape);
     values[0] = Int64GetDatum(shape.rows);
     values[1] = Int32GetDatum(shape.shortest);
@@ -397,5 +433,7 @@ dp_describe(PG_FUNCTION_ARGS)
     values[5] = Int64GetDatum(shape.one);
     values[6] = Int64GetDatum(shape.others);
     values[7] = BoolGetDatum(source->label_type == DP_BOOL);
+    values[8] = Int32GetDatum(count_classes(&shape, &whole));
+    values[9] = Int64GetDatum(whole);
     return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls));
 }

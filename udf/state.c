@@ -7,6 +7,8 @@
  */
 #include "rows.h"
 
+#include <math.h>
+
 #include "access/xact.h"
 #include "lib/ilist.h"
 #include "utils/builtins.h"
@@ -29,7 +31,8 @@ typedef struct Run {
     MemoryContext memory_context; /* of the memories */
     double *memory;               /* one for each row, where the solver remembers */
     int64 memory_rows;
-    bool moving; /* a pass over memories was begun, and not finished */
+    bool moving;  /* a pass over memories was begun, and not finished */
+    DpHeld *held; /* instead of all the rest, once training is over */
 } Run;
 
 /* Runs of this transaction, in its memory; the callback empties the list when that memory goes. */
@@ -94,6 +97,9 @@ dp_state_of_run(int64 id)
     if (run == NULL)
         ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                         errmsg("run " INT64_FORMAT " was not begun in this transaction", id)));
+    if (run->held != NULL)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("run " INT64_FORMAT " is over: its model waits to be chosen", id)));
     return run->state;
 }
 
@@ -118,6 +124,7 @@ dp_state_keep(int64 id, const DpState *state)
         run->memory_context = AllocSetContextCreate(TopTransactionContext, "memories", ALLOCSET_SMALL_SIZES);
         run->memory = NULL;
         run->memory_rows = 0;
+        run->held = NULL;
         dlist_push_head(&runs, &run->node);
     } else
         pfree(run->state);
@@ -128,7 +135,58 @@ dp_state_keep(int64 id, const DpState *state)
 void
 dp_state_forget(int64 id)
 {
-    drop_run(find_run(id));
+    Run *run = find_run(id);
+
+    if (run != NULL)
+        drop_run(run);
+}
+
+/* Nothing of the training stays but the weights, which are wiped with their context, however that ends. */
+void
+dp_state_hold(int64 id, const double *w)
+{
+    DpState *state = dp_state_of_run(id);
+    Run *run = find_run(id);
+    DpHeld *held;
+
+    MemoryContextReset(run->context);
+    run->rows = (DpRows){.context = run->context};
+    run->columns = NULL;
+    MemoryContextReset(run->memory_context);
+    run->memory = NULL;
+    held = dp_secret_alloc(run->memory_context, offsetof(DpHeld, w) + sizeof(double) * state->weights);
+    held->private = (state->flags & DP_STATE_PRIVATE) != 0;
+    held->width = state->d;
+    held->outputs = state->weights / state->d;
+    held->finite = true;
+    for (int j = 0; j < state->weights; j++)
+        held->finite = held->finite && isfinite(w[j]);
+    memcpy(held->w, w, sizeof(double) * state->weights);
+    explicit_bzero(state->body, VARSIZE(state) - offsetof(DpState, body));
+    run->held = held;
+}
+
+bool
+dp_is_held(int64 id)
+{
+    Run *run = find_run(id);
+
+    return run != NULL && run->held != NULL;
+}
+
+DpHeld *
+dp_held_of_run(int64 id)
+{
+    if (!dp_is_held(id))
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("run " INT64_FORMAT " holds no model in this transaction", id)));
+    return find_run(id)->held;
+}
+
+void
+dp_held_rename(int64 id, int64 to)
+{
+    find_run(id)->id = to;
 }
 
 DpRows *
@@ -220,8 +278,11 @@ dp_state_out(PG_FUNCTION_ARGS)
     DpState *state = dp_state_checked(PG_GETARG_DATUM(0));
     const DpSolver *solver = dp_state_solver(state);
 
-    PG_RETURN_CSTRING(psprintf("%s, %d weights, %d passes", solver->name, state->d, solver->passes(state->body)));
+    PG_RETURN_CSTRING(psprintf("%s, %d weights, %d passes", solver->name, state->weights, solver->passes(state->body)));
 }
+
+/* A state of four vectors of them is below a gigabyte. */
+#define MOST_WEIGHTS 20000000
 
 /* begin(run, solver, d, params): a state at the start of training. */
 Datum
@@ -230,6 +291,7 @@ dp_begin(PG_FUNCTION_ARGS)
     const DpSolver *solver = dp_solver_named(text_to_cstring(PG_GETARG_TEXT_PP(1)));
     int32 d = PG_GETARG_INT32(2);
     Jsonb *params = PG_GETARG_JSONB_P(3);
+    double weights = (double)d * dp_number(params, "outputs");
     DpParams host = dp_params(params);
     DpState *state;
     const char *wrong;
@@ -237,7 +299,9 @@ dp_begin(PG_FUNCTION_ARGS)
 
     if (solver == NULL || d < 1)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("no such solver, or no features")));
-    size = offsetof(DpState, body) + solver->size(d);
+    if (!(weights >= d && weights <= MOST_WEIGHTS) || (weights > d && !solver->many))
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"outputs\" is invalid")));
+    size = offsetof(DpState, body) + solver->size((int)weights);
     state = palloc0(size);
     SET_VARSIZE(state, size);
     state->magic = DP_STATE_MAGIC;
@@ -249,6 +313,7 @@ dp_begin(PG_FUNCTION_ARGS)
     }
     state->solver = dp_solver_index(solver);
     state->d = d;
+    state->weights = (int32)weights;
     wrong = solver->start(state->body, d, &host);
     if (wrong != NULL)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter %s is invalid", wrong)));

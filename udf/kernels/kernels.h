@@ -60,20 +60,42 @@ extern double dp_clip_by_norm(double slope, double norm, double clip);         /
 extern void dp_scale(double *a, double factor, int d);
 extern void dp_project(double *w, double radius, int d); /* onto the ball, never onto the sphere */
 
+/* ---- many classes: k rows of d weights, one after the other (classes.c) ---- */
+
+#define DP_MOST_CLASSES 1000
+
+extern void dp_margins(const double *w, const float *x, int d, int outputs, double *z);
+extern void dp_add_outer(double *g, const double *slopes, const float *x, int d, int outputs);
+/* Probabilities and, unless NULL, the log of the sum of exp(z). False where margins are beyond all numbers. */
+extern bool dp_softmax(const double *z, double *p, int outputs, double *log_sum);
+extern int dp_largest(const double *z, int n); /* the first of the largest */
+
+/* ---- random projection (projection.c) ---- */
+
+#define DP_STREAM_PROJECTION ((uint64_t)9 << 33)
+
+extern void dp_projection(int64_t seed, double *matrix, int p, int d); /* p rows of d numbers */
+extern void dp_project_row(const double *matrix, const double *x, double *out, int p, int d);
+
 /*
- * What becomes of features: each is divided by its scale and cut to +-1, if there are scales; a constant 1 is put
- * behind them, when intercept; and the row is scaled down to L2 norm `bound`, or, to be normalized, up to it as well.
+ * What becomes of features: each is divided by its scale and cut to +-1, if there are scales; the row is multiplied by
+ * a matrix, if there is one; a constant 1 is put behind, when intercept; and the row is scaled down to L2 norm `bound`,
+ * or, to be normalized, up to it as well.
  */
 typedef struct DpShape {
-    const double *scale; /* one for each feature, or NULL */
+    const double *scale;  /* one for each feature, or NULL */
+    const double *matrix; /* `projected` rows of d numbers, or NULL */
+    int projected;
     bool intercept;
     bool normalize;
     double bound;
 } DpShape;
 
 /* Writes the row to out. False, and a row of zeros, when a value is not finite: such a row has no gradient but keeps
- * its slot. room is for d numbers. */
+ * its slot. room is for d numbers, and as many as there are after projection. */
 extern bool dp_clip_row(const double *x, int d, const DpShape *shape, double *room, float *out);
+extern bool dp_clip_floats(const float *x, int d, const DpShape *shape, double *room, float *out); /* the same row */
+extern int dp_shape_width(const DpShape *shape, int d); /* numbers of the row that is written */
 
 /* ---- steps ---- */
 
@@ -236,7 +258,7 @@ extern double dp_banco_magnitude(double x, double y, double a);
  */
 typedef struct DpSolver {
     const char *name;
-    size_t (*size)(int d);
+    size_t (*size)(int weights);                                      /* d for each output */
     const char *(*start)(void *body, int d, const DpParams *params);  /* NULL, or what is wrong */
     bool (*begin_pass)(void *body, int part);                         /* false: all planned passes were made */
     bool (*fold)(void *body, const float *rows, int n, DpPool *pool); /* false: more rows than the pass has */
@@ -258,6 +280,7 @@ typedef struct DpSolver {
     void (*output)(const void *body, double *w);
     int (*passes)(const void *body);  /* completed */
     bool (*noised)(const void *body); /* everything in it was made from noisy sums: it needs no noise to leave */
+    bool many;                        /* a row may have several outputs, each with weights of its own */
 } DpSolver;
 
 extern const DpSolver dp_sgd;

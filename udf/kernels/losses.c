@@ -111,6 +111,40 @@ smooth_exp(double x)
     return p * power.number;
 }
 
+/* exp(z - most), and whether all differences are finite: x - x is zero then. */
+DP_VECTORISED static bool
+exps_below(const double *z, double most, double *out, int n)
+{
+    int64_t bad = 0;
+
+    for (int i = 0; i < n; i++) {
+        double below = z[i] - most;
+
+        out[i] = smooth_exp(below);
+        bad |= below - below != 0.0;
+    }
+    return bad == 0;
+}
+
+bool
+dp_softmax(const double *z, double *p, int outputs, double *log_sum)
+{
+    double most = z[0], sum = 0.0, share;
+
+    for (int c = 1; c < outputs; c++)
+        most = z[c] > most ? z[c] : most;
+    if (!exps_below(z, most, p, outputs))
+        return false;
+    for (int c = 0; c < outputs; c++)
+        sum += p[c];
+    share = 1.0 / sum;
+    for (int c = 0; c < outputs; c++)
+        p[c] *= share;
+    if (log_sum != NULL)
+        *log_sum = most + log(sum);
+    return true;
+}
+
 DP_VECTORISED static void
 logistic_slopes(const double *z, double *out, int n, double y, double param)
 {

@@ -172,6 +172,37 @@ factor_of(const DpShape *shape, double norm, double unit)
     return norm > shape->bound / unit || (shape->normalize && norm > 0.0) ? shape->bound / norm : unit;
 }
 
+DP_VECTORISED static void
+scale_floats(const float *x, double scale, float *out, int d)
+{
+    for (int j = 0; j < d; j++)
+        out[j] = toward_zero((double)x[j] * scale);
+}
+
+/* The norm of a row and the constant behind it. The root of a square is the number itself, where neither is extreme. */
+static inline double
+norm_with(double norm, double constant)
+{
+    return constant == 0.0 ? norm : sqrt(norm * norm + constant);
+}
+
+/* Of a row whose squares leave, or nearly leave, the range of doubles, or that is no number. */
+static inline bool
+is_extreme(double norm)
+{
+    return !(norm >= 1e-150 && norm <= 1e150);
+}
+
+static void
+cut_row(const double *x, int d, const DpShape *shape, double norm, float *out)
+{
+    double factor = factor_of(shape, norm, 1.0);
+
+    scale_row(x, factor, out, d);
+    if (shape->intercept)
+        out[d] = toward_zero(factor);
+}
+
 /* Entries so large or so small that their squares leave the range of doubles: in units of the largest. */
 static void
 clip_extreme_row(const double *x, int d, double constant, const DpShape *shape, float *out)
@@ -197,29 +228,80 @@ divide_and_cut(const double *x, const double *scale, double *out, int d)
     }
 }
 
+int
+dp_shape_width(const DpShape *shape, int d)
+{
+    return (shape->matrix == NULL ? d : shape->projected) + shape->intercept;
+}
+
+/* A row so long that its projection might be beyond all numbers is shortened first: it is cut to its bound anyway. */
+static const double *
+project_features(const double *x, int d, const DpShape *shape, double *room)
+{
+    double longest = 1e200, largest = largest_entry(x, d, 0.0);
+
+    if (largest > longest) {
+        for (int j = 0; j < d; j++)
+            room[j] = x[j] / largest * longest;
+        x = room;
+    }
+    dp_project_row(shape->matrix, x, room + d, shape->projected, d);
+    return room + d;
+}
+
 bool
 dp_clip_row(const double *x, int d, const DpShape *shape, double *room, float *out)
 {
     double constant = shape->intercept ? 1.0 : 0.0;
-    double norm, factor;
+    double norm;
 
+    /* A norm that is a number is one of numbers: most rows need not be looked through for others. */
+    if (shape->scale == NULL && shape->matrix == NULL && !is_extreme(norm = norm_with(dp_norm(x, d), constant))) {
+        cut_row(x, d, shape, norm, out);
+        return true;
+    }
     if (!all_finite(x, d)) {
-        memset(out, 0, (size_t)(d + shape->intercept) * sizeof(float));
+        memset(out, 0, (size_t)dp_shape_width(shape, d) * sizeof(float));
         return false;
     }
     if (shape->scale != NULL) {
         divide_and_cut(x, shape->scale, room, d);
         x = room;
     }
-    norm = dp_norm(x, d);
-    norm = sqrt(norm * norm + constant);
-    if (norm < 1e-150 || norm > 1e150) {
-        clip_extreme_row(x, d, constant, shape, out);
-        return true;
+    if (shape->matrix != NULL) {
+        x = project_features(x, d, shape, room);
+        d = shape->projected;
     }
-    factor = factor_of(shape, norm, 1.0);
-    scale_row(x, factor, out, d);
-    if (shape->intercept)
-        out[d] = toward_zero(factor);
+    norm = norm_with(dp_norm(x, d), constant);
+    if (is_extreme(norm))
+        clip_extreme_row(x, d, constant, shape, out);
+    else
+        cut_row(x, d, shape, norm, out);
     return true;
+}
+
+DP_VECTORISED static void
+widen(const float *x, double *out, int d)
+{
+    for (int j = 0; j < d; j++)
+        out[j] = x[j];
+}
+
+bool
+dp_clip_floats(const float *x, int d, const DpShape *shape, double *room, float *out)
+{
+    double norm, factor;
+
+    if (shape->scale == NULL && shape->matrix == NULL) {
+        norm = norm_with(dp_row_norm(x, d), shape->intercept ? 1.0 : 0.0);
+        if (!is_extreme(norm)) {
+            factor = factor_of(shape, norm, 1.0);
+            scale_floats(x, factor, out, d);
+            if (shape->intercept)
+                out[d] = toward_zero(factor);
+            return true;
+        }
+    }
+    widen(x, room, d);
+    return dp_clip_row(room, d, shape, room, out);
 }

@@ -1,0 +1,326 @@
+"""Tuning: split, train and hold every candidate, choose, register the winner. See bismarck_dp/tuning.py for the claims.
+
+The controller knows what every candidate is, and nothing of how well one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.plan import Plan
+from bismarck_dp.scaling import measures
+from bismarck_dp.spec import LONGEST_SHOWN, unknown
+from bismarck_dp.stopping import Stopping, Trials, plan_trials
+from bismarck_dp.tuning import (
+    METHODS,
+    SCORED,
+    Candidate,
+    check_errors,
+    coins_of,
+    equal_sizes,
+    held_bytes,
+    judging,
+    packing_of,
+    portions_event,
+    scored_sizes,
+    scoring,
+    selection,
+    selection_epsilon,
+    trial_plan,
+)
+
+from .engines import Engine, Packed, Portions, Request, Shape, Shelf
+from .train import Fitted, Progress, check_names, fit, make_passes, model_row, prepared, quiet, warn_of
+
+FEWEST_TRIALS, MOST_TRIALS = 1.01, 10_000.0
+
+MOST_SPLITS = 5
+"""How often a source may change while it is read."""
+
+PUBLIC = "tuned on {}, which is taken as public: that cost nothing, and says nothing of its rows' privacy"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What to tune on, and what to try. The request's spec is that of the first candidate."""
+
+    request: Request
+    candidates: list[Candidate]
+    method: str = "portions"
+    public_source: int | None = None
+    trials: float = 10.0
+
+    @classmethod
+    def create(
+        cls,
+        request: Request,
+        candidates: list[Candidate],
+        method: Any = "portions",
+        public_source: int | None = None,
+        trials: Any = 10.0,
+    ) -> Tuning:
+        if method is None:
+            raise BismarckError("method is NULL", f"it must be one of {', '.join(METHODS)}", "22004")
+        if not isinstance(method, str) or method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if public_source is not None and public_source == request.source:
+            raise BismarckError(
+                "public_source is the source itself", "name another table, or leave it out to tune privately"
+            )
+        if isinstance(trials, bool) or not isinstance(trials, (int, float)):
+            raise BismarckError(f'trials is "{str(trials)[:LONGEST_SHOWN]}"', "it must be a number, for example 10")
+        if method == "random_stopping":
+            _check_stopping(request, candidates, public_source, float(trials))
+        return cls(request, candidates, str(method), public_source, float(trials))
+
+
+def _check_stopping(request: Request, candidates: list[Candidate], public_source: int | None, trials: float) -> None:
+    """Rows are packed once, before the first trial: what a trial would write, others could count."""
+    if public_source is not None:
+        raise BismarckError("random_stopping tunes on the source, and public_source is given", "leave one of them out")
+    if request.spec.epsilon is None:
+        raise BismarckError(
+            f'algorithm "{request.spec.algorithm}" is not private, and random_stopping is about privacy',
+            "use portions, which then takes the best candidate",
+        )
+    for candidate in candidates:
+        if measures(candidate.spec) or candidate.spec.options["shuffle"] == "each_pass":
+            what = "measure bounds" if measures(candidate.spec) else "shuffle rows"
+            error = BismarckError(
+                f"random_stopping packs rows once, and every trial would {what} anew",
+                'give scale as numbers, leave out "shuffle": "each_pass", or use portions',
+            )
+            raise candidate.refusal(error)
+    if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
+        raise BismarckError(f"trials is {trials:g}", f"it must be from {FEWEST_TRIALS:g} to {MOST_TRIALS:g} on average")
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A model that was chosen, with what its row says besides."""
+
+    fitted: Fitted
+    weights: list[float]
+    notes: tuple[str, ...]
+    extra: dict[str, Any]
+
+
+def tune(engine: Engine, tuning: Tuning, progress: Progress = quiet) -> dict[str, Any]:
+    """Trains all candidates and registers one; returns its row."""
+    started = time.monotonic()
+    check_names(tuning.request)
+    source = engine.check(tuning.request)
+    shape = engine.describe(tuning.request)
+    tuning = _prepared(tuning, shape)
+    tuner = TUNERS[tuning.method] if tuning.public_source is None else _on_public_rows
+    winner = tuner(engine, tuning, shape, progress)
+    notes = (*winner.notes, *(shape.notes if winner.fitted.plan.private else ()))
+    row = model_row(tuning.request, source, winner.fitted, shape, winner.weights, time.monotonic() - started)
+    warn_of(engine, notes, tuning.request.spec)
+    return engine.register({**row, "note": "; ".join(notes), **winner.extra})
+
+
+def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
+    """Every candidate with what follows from the source's public shape."""
+    request = tuning.request
+    specs = [prepared(replace(request, spec=candidate.spec), shape).spec for candidate in tuning.candidates]
+    candidates = [replace(candidate, spec=spec) for candidate, spec in zip(tuning.candidates, specs)]
+    return replace(tuning, request=replace(request, spec=specs[0]), candidates=candidates)
+
+
+# ---- portions ----
+
+
+def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+    count = len(tuning.candidates) + 1
+    plans = _plans(engine, tuning, equal_sizes(shape.n, count), shape.d)
+    portions = _split(engine, tuning, shape, count)
+    plans = [_plan(engine, *known) for known in zip(tuning.candidates, plans, portions.sizes)]
+    fitted = _hold_all(engine, tuning.request, plans, portions, list(range(len(plans))), progress)
+    judged = judging([one.plan for one in fitted])
+    place, weights = engine.choose(portions.tables[-1], _runs(fitted), {**judged, **selection(plans)})
+    engine.drop_tables(portions.tables)
+    facts = {
+        "method": "portions",
+        "candidates": len(plans),
+        "portions": count,
+        "rows": portions.rows,
+        "selection_epsilon": selection_epsilon(tuning.request.spec),
+    }
+    extra = {"tuning": facts, "event": portions_event(plans).to_json()}
+    return Winner(fitted[place], weights, fitted[place].plan.notes, extra)
+
+
+def _plans(engine: Engine, tuning: Tuning, sizes: list[int], d: int) -> list[Plan]:
+    """Plans for portions of these sizes, before anything is split."""
+    plans = [candidate.plan(size, d, engine.pulse) for candidate, size in zip(tuning.candidates, sizes)]
+    check_errors(plans)
+    engine.check_held(held_bytes(plans), len(plans))
+    return plans
+
+
+def _plan(engine: Engine, candidate: Candidate, plan: Plan, size: int) -> Plan:
+    """The plan for the rows that a portion has: their number is made of coins and n, whatever the values."""
+    return plan if plan.n == size else candidate.plan(size, plan.d, engine.pulse)
+
+
+def _split(engine: Engine, tuning: Tuning, shape: Shape, count: int) -> Portions:
+    """Equal portions, or, where a row's portion must not depend on other rows, equal chances."""
+    if tuning.request.spec.options["adjacency"] == "zero-out":
+        return engine.split(tuning.request, shape.d, [1] * count, fixed=False)
+    return _split_fixed(engine, tuning.request, shape, lambda n: equal_sizes(n, count))
+
+
+def _split_fixed(engine: Engine, request: Request, shape: Shape, sizes_of: Callable[[int], list[int]]) -> Portions:
+    """Portions of sizes that follow from the number of rows. If rows came or went since they were counted, begins
+    again for as many as there were: n is public.
+    """
+    sizes = sizes_of(shape.n)
+    portions = engine.split(request, shape.d, sizes, fixed=True)
+    for _ in range(MOST_SPLITS):
+        if portions.rows == sum(sizes):
+            return portions
+        sizes = sizes_of(portions.rows)
+        portions = engine.split_again(request, portions, shape.d, sizes, fixed=True)
+    raise BismarckError(
+        "the source has another number of rows whenever it is read", "tune on a table that nobody writes to", "55006"
+    )
+
+
+def _hold_all(
+    engine: Engine, request: Request, plans: list[Plan], portions: Portions, places: list[int], progress: Progress
+) -> list[Fitted]:
+    """Trains every candidate on its portion, one after the other; their weights stay in the server's memory."""
+    shelf: Shelf = {}
+    total, done, fitted = sum(plan.schedule.passes for plan in plans), 0, []
+    for plan, place in zip(plans, places):
+        fitted.append(_hold(engine, request, plan, portions, place, _after(progress, done, total), shelf))
+        done += plan.schedule.passes
+    engine.drop_tables(_on_shelf(shelf))
+    return fitted
+
+
+def _hold(
+    engine: Engine, request: Request, plan: Plan, portions: Portions, place: int, progress: Progress, shelf: Shelf
+) -> Fitted:
+    one = fit(engine, engine.portion(request, portions, place, plan.spec), plan, progress, shelf)
+    engine.hold(one.packed, one.plan)
+    engine.shelve(one.packed, one.plan, shelf)
+    return one
+
+
+def _on_shelf(shelf: Shelf) -> list[str]:
+    return [table for tables in shelf.values() for table in tables]
+
+
+def _after(progress: Progress, before: int, total: int) -> Progress:
+    return lambda done, planned: progress(before + done, total)
+
+
+def _runs(fitted: list[Fitted]) -> list[int]:
+    return [one.packed.run for one in fitted]
+
+
+# ---- a public table ----
+
+
+def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+    """One half of the public table to train on, the other to count errors on; then the winner, on the source."""
+    assert tuning.public_source is not None
+    request = replace(tuning.request, source=tuning.public_source)
+    name, public = engine.source_facts(request)["name"], engine.describe(request)
+    if public.d != shape.d:
+        raise BismarckError(f"{name} has {public.d} features, and the source {shape.d}", "they must be the same")
+    final = _plans(engine, tuning, [shape.n] * len(tuning.candidates), shape.d)
+    halves = equal_sizes(public.n, 2)
+    plans = _plans(engine, tuning, [halves[0]] * len(tuning.candidates), shape.d)
+    portions = _split_fixed(engine, request, public, lambda n: equal_sizes(n, 2))
+    plans = [_plan(engine, candidate, plan, portions.sizes[0]) for candidate, plan in zip(tuning.candidates, plans)]
+    fitted = _hold_all(engine, request, plans, portions, [0] * len(plans), progress)
+    judged = judging([one.plan for one in fitted])
+    place, _ = engine.choose(portions.tables[1], _runs(fitted), {**judged, "public": True})
+    engine.drop_tables(portions.tables)
+    one = fit(engine, replace(tuning.request, spec=tuning.candidates[place].spec), final[place], progress)
+    weights = engine.release(one.packed, one.plan)
+    engine.drop(one.packed)
+    facts = {"method": "public", "candidates": len(plans), "rows": portions.rows, "public_source": name, "cost": 0}
+    return Winner(one, weights, (*one.plan.notes, PUBLIC.format(name)), {"tuning": facts})
+
+
+# ---- random stopping ----
+
+
+def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+    """Trials on four fifths of the rows, scores on the others. Nobody is told how many trials there are, so there is no
+    progress to see, and a model says how long its own trial took. A trial writes nothing: rows are packed before, once
+    for all candidates that want them packed alike. (Transactions are numbered when they write, as are runs, and anyone
+    may count them. That trials see rows in one order is no matter: what is claimed holds for every order.)
+    """
+    stopping = Stopping(tuning.trials)
+    whole = _plans(engine, tuning, [scored_sizes(shape.n)[0]] * len(tuning.candidates), shape.d)
+    portions, planned = _planned_trials(engine, tuning, shape, stopping)
+    coins = coins_of(tuning.request.spec)
+    count = stopping.draw(coins.getrandbits)
+    best, run, made = engine.next_run(), engine.next_run(), []
+    for plan in planned.plans:
+        engine.check_memory(plan)
+    packed = [_packed(engine, tuning.request, plan, portions) for plan in _packings(planned.plans).values()]
+    copies = dict(zip(_packings(planned.plans), packed))
+    for trial in range(count if planned.base.delta == 0 else min(count, planned.most)):
+        place, started = coins.randrange(len(planned.plans)), time.monotonic()
+        plan = planned.plans[place]
+        copy = replace(copies[packing_of(plan)], run=run)
+        one = make_passes(engine, copy, trial_plan(plan, trial))
+        engine.hold(one.packed, one.plan)
+        engine.score(portions.tables[1], one.packed.run, best, scoring(one.plan, planned.score, trial))
+        made.append((place, one, time.monotonic() - started))
+    trial, weights = engine.winner(best)
+    engine.drop_tables([*portions.tables, *(table for copy in packed for table in copy.tables)])
+    place, one, seconds = made[trial]
+    facts = {
+        "method": "random_stopping",
+        "candidates": len(tuning.candidates),
+        "rows": portions.rows,
+        "trials": stopping.mean,
+        "shape": stopping.shape,
+        "trial_epsilon": planned.base.epsilon,
+        "trial_delta": planned.base.delta,
+        "score_mechanism": planned.score.mechanism,
+        "score_scale": planned.score.scale / planned.score.unit,
+    }
+    spec = tuning.request.spec
+    totals = {"epsilon": spec.epsilon, "delta": spec.delta, "event": planned.event.to_json()}
+    return Winner(one, weights, whole[place].notes, {"tuning": facts, **totals, "seconds": seconds})
+
+
+def _packings(plans: tuple[Plan, ...]) -> dict[str, Plan]:
+    """The ways in which candidates want rows packed, and a plan for each."""
+    return {packing_of(plan): plan for plan in plans}
+
+
+def _packed(engine: Engine, request: Request, plan: Plan, portions: Portions) -> Packed:
+    return engine.pack(engine.portion(request, portions, 0, plan.spec), plan)
+
+
+def _planned_trials(engine: Engine, tuning: Tuning, shape: Shape, stopping: Stopping) -> tuple[Portions, Trials]:
+    """Planned before the rows are split, and once more if the portions have other sizes."""
+    specs = [candidate.spec for candidate in tuning.candidates]
+    sizes = scored_sizes(shape.n)
+    planned = plan_trials(specs, sizes[0], shape.d, sizes[1], stopping, engine.pulse)
+    if tuning.request.spec.options["adjacency"] == "zero-out":
+        portions = engine.split(tuning.request, shape.d, SCORED, fixed=False)
+    else:
+        portions = _split_fixed(engine, tuning.request, shape, scored_sizes)
+    if portions.sizes != sizes:
+        planned = plan_trials(specs, portions.sizes[0], shape.d, portions.sizes[1], stopping, engine.pulse)
+    return portions, planned
+
+
+TUNERS: dict[str, Callable[[Engine, Tuning, Shape, Progress], Winner]] = {
+    "portions": _by_portions,
+    "random_stopping": _by_random_stopping,
+}
