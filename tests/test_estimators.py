@@ -569,13 +569,15 @@ def test_a_table_with_categories_and_a_data_frame_to_predict(db: Database) -> No
                 "INSERT INTO frames VALUES (%s, %s, %s)", (int(row.y), float(row.age), row.colour)
             )
     try:
-        fitted = DPClassifier(database=db, epsilon=50.0, categories={"colour": ["red", "blue"]}, lambda_=0.01)
+        # Without an intercept the weight of age is near zero: its sign, and with it the score, would be the noise's.
+        spec: dict[str, Any] = {"epsilon": 50.0, "lambda_": 0.01, "fit_intercept": True}
+        fitted = DPClassifier(database=db, categories={"colour": ["red", "blue"]}, **spec)
         fitted.fit_table("frames", label="y", features=["age", "colour"])
         assert fitted.n_features_in_ == 3
-        assert fitted.score(frame, frame["y"]) > 0.7
+        assert fitted.score(frame, frame["y"]) > 0.8
         again = clone(fitted).set_params(scale={"age": 2.0}).fit(frame[["age", "colour"]], frame["y"])
         assert again.coef_.shape == (1, 3)
-        assert again.score(frame, frame["y"]) > 0.7
+        assert again.score(frame, frame["y"]) > 0.8
         assert again.model_.scale.tolist() == [2, 1, 1]
         assert pickle.loads(pickle.dumps(again.set_params(database=None))).predict(frame[:2]).shape == (2,)
         with pytest.raises(BismarckError, match="name columns, and X has none"):
