@@ -37,7 +37,7 @@ from scipy import sparse
 from sklearn.datasets import load_svmlight_file, make_regression
 from sklearn.linear_model import Lasso, LogisticRegression
 
-from bismarck_dp.accounting import Gaussians, ZcdpSum
+from bismarck_dp.calibrators import Gaussians, ZcdpSum
 from bismarck_dp.controller.database import Database
 from bismarck_dp.coordinates import SELECTION_SHARE
 

@@ -1,4 +1,4 @@
-"""What a release costs: events that say what happened, and calibrators that say how much noise it takes.
+"""What a release costs: events that say what happened, and their prices. How much noise it takes: `calibrators`.
 
 Events mirror dp-accounting's classes, field by field, so that anybody can price them again; they are plain data and do
 not need the library, whose import takes seconds.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import BismarckError
 
@@ -89,7 +89,9 @@ class GaussianDpEvent(Event):
 
 @dataclass(frozen=True)
 class LaplaceDpEvent(Event):
-    """Laplace noise with scale `noise_multiplier` times the L1 sensitivity, or anything it dominates (`Laplaces`)."""
+    """Laplace noise with scale `noise_multiplier` times the L1 sensitivity, or anything that it dominates
+    (`calibrators.Laplaces`).
+    """
 
     noise_multiplier: float
 
@@ -381,6 +383,10 @@ def _leaf_rho(leaf: Event) -> float:
     raise BismarckError(f"{type(leaf).__name__} has no zCDP bound here", "price it with epsilon_of")
 
 
+def repeated(event: Event, count: int) -> Event:
+    return event if count == 1 else SelfComposedDpEvent(event, count)
+
+
 def leaves(event: Event) -> Counter[Event]:
     """The events that release something, and how often."""
     total: Counter[Event] = Counter()
@@ -416,7 +422,7 @@ def epsilon_of(event: Event, delta: float, adjacency: str) -> Cost:
     unless the rest is pure (basic composition). Events side by side: the dearest choice of branches. With the best of
     repeated events: everything by Renyi divergences, at one order (`renyi`).
     """
-    _check_adjacency(adjacency)
+    check_adjacency(adjacency)
     every = leaves(event)
     if any(isinstance(leaf, NonPrivateDpEvent) for leaf in every):
         return Cost(math.inf, "none")
@@ -461,7 +467,7 @@ def _choices(every: Counter[Event]) -> list[Event]:
                 "compose fewer of them, or price them on their own and add up both epsilon and delta",
             )
         if len(branches) == 1:
-            parts.append([_repeated(branches[0], count)])
+            parts.append([repeated(branches[0], count)])
         else:
             parts.append([ComposedDpEvent(choice) for choice in combinations_with_replacement(branches, count)])
     return [ComposedDpEvent(choice) for choice in product(*parts)]
@@ -537,180 +543,6 @@ def doubling(adjacency: str) -> float:
     return 2.0 if adjacency == "replace" else 1.0
 
 
-def _check_adjacency(adjacency: str) -> None:
+def check_adjacency(adjacency: str) -> None:
     if adjacency not in ADJACENCIES:
         raise BismarckError(f'unknown adjacency "{adjacency}"', "use " + " or ".join(ADJACENCIES))
-
-
-def _check_privacy(epsilon: float, delta: float, pure: bool = False) -> None:
-    if not 0 < epsilon < math.inf:
-        raise BismarckError(f"epsilon {epsilon:g} is out of range", "it must be a positive number")
-    if not (0 <= delta < 1 if pure else 0 < delta < 1):
-        raise BismarckError(
-            f"delta {delta:g} is out of range", "it must be " + ("from 0 to below 1" if pure else "between 0 and 1")
-        )
-
-
-# ---- calibrators: each from (epsilon, delta) to a multiplier and back ----
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """`count` Gaussian releases of sensitivity 1 each, as one: exactly a Gaussian of sensitivity sqrt(count)
-    (Dong, Roth and Su 2019, Corollary 3.3).
-    """
-
-    count: int = 1
-
-    @property
-    def accountant(self) -> str:
-        return "analytic-gaussian" if self.count == 1 else "gdp"
-
-    def multiplier(self, epsilon: float, delta: float) -> float:
-        _check_privacy(epsilon, delta)
-        return math.sqrt(self.count) * gaussian_multiplier(epsilon, delta)
-
-    def epsilon(self, multiplier: float, delta: float) -> float:
-        return gaussian_epsilon(multiplier / math.sqrt(self.count), delta)
-
-    def event(self, multiplier: float) -> Event:
-        return _repeated(GaussianDpEvent(multiplier), self.count)
-
-
-@dataclass(frozen=True)
-class Laplaces:
-    """`count` releases with Laplace or K-norm noise: epsilons add up, at delta = 0.
-
-    Claim: K-norm noise in any dimension, of density proportional to e^(-|z| / b) with the L2 norm, is dominated by
-    one-dimensional Laplace noise of scale b at the same sensitivity, so a LaplaceDpEvent(b / Delta) prices both.
-
-    Proof. Condition on the noise across the shift: it has the same law on both sides, and the hockey-stick divergence
-    is jointly convex. Along the shift the conditional density f is log-concave with |(log f)'| <= 1/b. So f(u) <=
-    f(t) e^((t - u) / b) from below for u > t, hence 1 - F(t) >= b f(t), and likewise F(t) >= b f(t): the
-    density-quantile function f(F^-1(u)) is at most min(u, 1 - u) / b, which is Laplace's. The best tests between f and
-    f shifted by Delta are half lines (log-concavity), with errors a and F(F^-1(1 - a) - Delta); since the quantile
-    function climbs at least as fast as Laplace's, going back by Delta loses at most as much mass: the trade-off curve
-    lies above Laplace's, at every a.
-    """
-
-    count: int = 1
-    accountant: ClassVar[str] = "pure"
-
-    def multiplier(self, epsilon: float, delta: float = 0.0) -> float:
-        _check_privacy(epsilon, delta, pure=True)
-        return self.count / epsilon
-
-    def epsilon(self, multiplier: float, delta: float = 0.0) -> float:
-        return self.count / multiplier
-
-    def event(self, multiplier: float) -> Event:
-        return _repeated(LaplaceDpEvent(multiplier), self.count)
-
-
-@dataclass(frozen=True)
-class PoissonGaussians:
-    """`count` Gaussian sums over samples to which each row belongs with `probability`; the multiplier is the noise over
-    the clip norm of one row, whatever the adjacency (`poisson` has the proof).
-    """
-
-    probability: float
-    count: int
-    adjacency: str
-
-    accountant: ClassVar[str] = "pld"
-
-    def __post_init__(self) -> None:
-        _check_adjacency(self.adjacency)
-        self.event(1.0)
-
-    def multiplier(self, epsilon: float, delta: float) -> float:
-        _check_privacy(epsilon, delta)
-        if self.probability == 1:
-            return doubling(self.adjacency) * Gaussians(self.count).multiplier(epsilon, delta)
-        from .poisson_search import multiplier
-
-        return multiplier(epsilon, delta, self.probability, self.count, self.adjacency)
-
-    def epsilon(self, multiplier: float, delta: float) -> float:
-        return epsilon_of(self.event(multiplier), delta, self.adjacency).epsilon
-
-    def event(self, multiplier: float) -> Event:
-        return _repeated(PoissonSampledDpEvent(self.probability, GaussianDpEvent(multiplier)), self.count)
-
-
-@dataclass(frozen=True)
-class ZcdpSum:
-    """`count` Gaussian releases and `selections` exponential mechanisms, which get `share` of the total rho."""
-
-    count: int
-    selections: int = 0
-    share: float = 0.0
-
-    accountant: ClassVar[str] = "zcdp"
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.share < 1 and (self.share > 0) == (self.selections > 0)):
-            raise BismarckError(
-                f"{self.selections} selections cannot have the share {self.share:g} of the privacy",
-                "use a share above 0 and below 1 with selections, and 0 without",
-            )
-
-    def multiplier(self, epsilon: float, delta: float) -> float:
-        _check_privacy(epsilon, delta)
-        return math.sqrt(self.count / (2 * (1 - self.share) * zcdp_rho(epsilon, delta)))
-
-    def rho(self, multiplier: float) -> float:
-        """The total."""
-        return self.count / (2 * multiplier**2 * (1 - self.share))
-
-    def selection(self, multiplier: float) -> float:
-        """The epsilon of each selection beside Gaussians of this multiplier."""
-        return selection_epsilon(self.share * self.rho(multiplier) / self.selections) if self.selections else 0.0
-
-    def epsilon(self, multiplier: float, delta: float) -> float:
-        return zcdp_epsilon(self.rho(multiplier), delta)
-
-    def event(self, multiplier: float) -> Event:
-        gaussians = _repeated(GaussianDpEvent(multiplier), self.count)
-        if not self.selections:
-            return gaussians
-        each = ZCDpEvent(selection_rho(self.selection(multiplier)))
-        return ComposedDpEvent((gaussians, _repeated(each, self.selections)))
-
-
-@dataclass(frozen=True)
-class PureSum:
-    """`count` Laplace releases and `selections` exponential mechanisms, which get `share` of epsilon; they add up.
-
-    Claim: an exponential mechanism that is e-DP is dominated by Laplace noise of scale 1/e, and is priced as such.
-    Proof: its log odds lie in an interval [t - e, t] (bounded range), so its hockey-stick divergence at x is at most
-    that of the two ends, of which t has probability (exp(e) - exp(t)) / (exp(e) - 1) (Dong, Durfee and Rogers 2020).
-    Over all t that is at most (1 - s)^2 / (1 - exp(-e)) with s = exp((x - e) / 2), at t = (e + x) / 2. Laplace noise
-    has 1 - s for x between -e and e, which is no less: 1 - s <= 1 - exp(-e).
-    """
-
-    count: int
-    selections: int
-    share: float
-
-    accountant: ClassVar[str] = "pure"
-
-    def multiplier(self, epsilon: float, delta: float = 0.0) -> float:
-        _check_privacy(epsilon, delta, pure=True)
-        return self.count / ((1 - self.share) * epsilon)
-
-    def epsilon(self, multiplier: float, delta: float = 0.0) -> float:
-        return self.count / (multiplier * (1 - self.share))
-
-    def selection(self, multiplier: float) -> float:
-        """The epsilon of each selection beside Laplace noise of this multiplier."""
-        return self.share * self.epsilon(multiplier) / self.selections
-
-    def event(self, multiplier: float) -> Event:
-        each = LaplaceDpEvent(1 / self.selection(multiplier))
-        values = _repeated(LaplaceDpEvent(multiplier), self.count)
-        return ComposedDpEvent((values, _repeated(each, self.selections)))
-
-
-def _repeated(event: Event, count: int) -> Event:
-    return event if count == 1 else SelfComposedDpEvent(event, count)

@@ -198,7 +198,7 @@ def _best(first: dict[str, Array], second: dict[str, Array], delta: float, share
 
 
 def _gaussian_epsilon(mu: float, delta: float) -> float:
-    from .accounting import Gaussians
+    from .calibrators import Gaussians
 
     return Gaussians().epsilon(1 / mu, delta) if mu > 0 else 0.0
 

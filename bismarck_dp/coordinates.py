@@ -34,7 +34,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .accounting import ComposedDpEvent, Gaussians, Laplaces, PureSum, ZcdpSum
+from .accounting import ComposedDpEvent
+from .calibrators import Gaussians, Laplaces, PureSum, ZcdpSum
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .accounting import Gaussians
+from .calibrators import Gaussians
 from .coordinates import Rounds
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param

@@ -348,7 +348,7 @@ def _group(name: str, cells: int, adjacency: str, pure: bool, multiplier: float)
 
 def event_of(groups: Iterable[Group], mechanism: str) -> Event:
     """Laplace: of a vector, whose density falls with the L1 norm, in units of each group's noise: one Laplace release
-    (`accounting.Laplaces`), but for discrete noise's 1 / (8 s^2) at other deltas. Gaussian: zCDP, which is exact.
+    (`calibrators.Laplaces`), but for discrete noise's 1 / (8 s^2) at other deltas. Gaussian: zCDP, which is exact.
     """
     if mechanism == "laplace":
         return LaplaceDpEvent(1 / sum(group.sensitivity / group.noise for group in groups))

@@ -12,16 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .accounting import (
-    Event,
-    Gaussians,
-    Laplaces,
-    NonPrivateDpEvent,
-    PoissonGaussians,
-    PureSum,
-    ZcdpSum,
-    gaussian_multiplier,
-)
+from .accounting import Event, NonPrivateDpEvent, gaussian_multiplier
+from .calibrators import Gaussians, Laplaces, PoissonGaussians, PureSum, ZcdpSum
 from .errors import BismarckError
 
 GRID_STEPS = 2.0**16

@@ -19,8 +19,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from .accounting import Gaussians, Laplaces, PoissonGaussians
 from .banco import Bet
+from .calibrators import Gaussians, Laplaces, PoissonGaussians
 from .errors import BismarckError
 from .losses import LOSSES, Loss, loss_param
 from .mechanisms import Noise, Sums, calibrate_sums, most_of_binomial

@@ -16,7 +16,7 @@ exponent since scores go both ways). m choices and the training compose: (m e + 
 share) epsilon what the training is planned for. The training itself asks nothing of the bounds: rows are cut after they
 were scaled.
 
-A choice that is e-DP is dominated by Laplace noise of scale 1 / e (`accounting.PureSum`), and is stored as that.
+A choice that is e-DP is dominated by Laplace noise of scale 1 / e (`calibrators.PureSum`), and is stored as that.
 """
 
 from __future__ import annotations

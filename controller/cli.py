@@ -6,48 +6,32 @@ when it was not understood.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import gzip
-import io
 import json
 import math
 import signal
-import sys
 import threading
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
 import click
-import numpy as np
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 
 import bismarck_dp
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.evaluation import EVALUATION_OPTIONS
-from bismarck_dp.losses import Array
 from bismarck_dp.model import Model
 from bismarck_dp.spec import OPTIONS, Option
 
+from .terminal import cell, exact, feature_rows, print_facts, print_json, print_rows, show_progress
+
 if TYPE_CHECKING:
     from .database import Database
-    from .train import Progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
-ROWS_AT_ONCE = 10_000  # predicted together
 MOST_SHOWN = 20  # features of a support
-MISSING = {"", "na"}
 
 
 class _Failure(click.ClickException):
@@ -131,7 +115,7 @@ def _flag(name: str, option: Option) -> Callable[[Command], Command]:
     text = f"{option.help[0].upper()}{option.help[1:]}."
     if isinstance(option.default, bool):
         return click.option(f"--{word}/--no-{word}", name, default=None, help=text)
-    default = "" if option.default in (None, math.inf) else f"  [default: {_cell(option.default)}]"
+    default = "" if option.default in (None, math.inf) else f"  [default: {cell(option.default)}]"
     return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{text}{default}")
 
 
@@ -179,7 +163,7 @@ def _columns(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": given["label"], "features": features}
 
 
-# ----------------------------------------------------------------------------------------------------- in and out
+# ------------------------------------------------------------------------------------------------ databases and models
 
 
 @contextmanager
@@ -191,70 +175,6 @@ def _open(url: str | None, data: str | None) -> Iterator[Database]:
         raise click.UsageError("--url (or BISMARCK_DP_URL) and --data name two databases: choose one")
     with connect(url) if url else embedded(data) as database:
         yield database
-
-
-@contextmanager
-def _progress(word: str, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal, a line for each step otherwise, and nothing for programs."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty():
-        parts = (TextColumn(word), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(*parts, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(word, total=None)
-            yield lambda done, planned: bar.update(task, completed=done, total=planned)
-    else:
-        yield lambda done, planned: click.echo(f"{word} {done} of {planned}", err=True)
-
-
-def _plain(value: Any) -> Any:
-    """A value JSON can hold: arrays as lists, and null for what is no number."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
-
-
-def _print_facts(facts: Mapping[str, Any]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), _cell(value))
-    _console().print(table)
-
-
-def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table with numbers to the right; names are folded rather than cut."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, value in rows[0].items():
-        number = value is None or isinstance(value, (int, float))
-        table.add_column(key.replace("_", " "), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
-    _console().print(table)
 
 
 def _pick(model: Model, *names: str) -> dict[str, Any]:
@@ -301,13 +221,13 @@ def demo(rows: int, url: str | None, as_json: bool) -> None:
     """
     from .demo import run, temporary_database
 
-    with _open(url, None) if url else temporary_database() as database, _progress("model", as_json) as progress:
+    with _open(url, None) if url else temporary_database() as database, show_progress("model", as_json) as progress:
         outcome = run(database, rows, progress)
     if as_json:
-        _print_json(dataclasses.asdict(outcome))
+        print_json(dataclasses.asdict(outcome))
         return
     shown = ("algorithm", "loss", "epsilon", "delta", "sensitivity", "noise_scale", "accuracy", "seconds")
-    _print_rows([{name: row[name] for name in shown} for row in outcome.trials])
+    print_rows([{name: row[name] for name in shown} for row in outcome.trials])
     click.echo(f"Trained on {outcome.rows} rows; accuracy is that on {outcome.held_out} others. What was run:\n")
     for statement in outcome.sql:
         click.echo(f"{statement};")
@@ -330,7 +250,7 @@ def up(data: str | None, as_json: bool) -> None:
     assert database.cluster is not None
     cluster = database.cluster
     if as_json:
-        _print_json({"url": cluster.url(), "path": str(cluster.path), "started": cluster.started_here})
+        print_json({"url": cluster.url(), "path": str(cluster.path), "started": cluster.started_here})
         return
     click.echo(f"{'started' if cluster.started_here else 'runs already'}: {cluster.path}")
     click.echo(f"url: {cluster.url()}")
@@ -352,7 +272,7 @@ def down(data: str | None, as_json: bool) -> None:
     ran = cluster.running
     cluster.stop()
     if as_json:
-        _print_json({"path": str(cluster.path), "stopped": ran})
+        print_json({"path": str(cluster.path), "stopped": ran})
         return
     click.echo(f"{'stopped' if ran else 'does not run'}: {cluster.path}")
 
@@ -407,7 +327,7 @@ def load(
     with _open(url, data) as database:
         rows = database.load(table, file, **how, dtype=dtype, replace=replace, progress=False if as_json else None)
     if as_json:
-        _print_json({"table": table, "rows": rows})
+        print_json({"table": table, "rows": rows})
         return
     click.echo(f"{rows} rows loaded into {table}")
 
@@ -423,20 +343,20 @@ def train(source: str, url: str | None, data: str | None, as_json: bool, **given
     Example:
       bismarck-dp train rows --model m --epsilon 0.5 --delta 1e-6 --lambda 0.01 --epochs 10
     """
-    with _open(url, data) as database, _progress("pass", as_json) as progress:
+    with _open(url, data) as database, show_progress("pass", as_json) as progress:
         model = database.train(source, model=given["model"], progress=progress, **_columns(given), **_spec(given))
     _print_model(model, as_json)
 
 
 def _print_model(model: Model, as_json: bool) -> None:
     if as_json:
-        _print_json(dataclasses.asdict(model))
+        print_json(dataclasses.asdict(model))
         return
     privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
     facts = _pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note")
     facts |= {} if model.support is None else {"support": _support(model)}
     facts |= {} if model.gap is None else {"gap": model.gap}
-    _print_facts(facts | ({} if model.tuning is None else {"options": model.options, "tuning": model.tuning}))
+    print_facts(facts | ({} if model.tuning is None else {"options": model.options, "tuning": model.tuning}))
 
 
 def _grid(ctx: click.Context, param: click.Parameter, text: str) -> Any:
@@ -480,7 +400,7 @@ def tune(
       bismarck-dp tune rows --epsilon 1 --grid '{"lambda": [0.001, 0.01], "epochs": [5, 10]}'
     """
     how = {"grid": grid, "method": method, "public_source": public_source, "trials": trials}
-    with _open(url, data) as database, _progress("pass", as_json) as progress:
+    with _open(url, data) as database, show_progress("pass", as_json) as progress:
         spec = {**_columns(given), **_spec(given)}
         model = database.tune(source, model=given["model"], progress=progress, **how, **spec)
     _print_model(model, as_json)
@@ -518,9 +438,9 @@ def explain(
     else:
         raise click.UsageError("name a SOURCE, or give both --n and --d")
     if as_json:
-        _print_json(plan)
+        print_json(plan)
         return
-    _print_facts(plan)
+    print_facts(plan)
 
 
 @main.command()
@@ -547,62 +467,12 @@ def predict(
     with _open(url, data) as database:
         found = database.model(model)
     apply = found.predict_proba if proba else found.predict
-    answers = (apply(rows) for rows in _feature_rows(file, header))
+    answers = (apply(rows) for rows in feature_rows(file, header))
     if as_json:
-        _print_json([answer for chunk in answers for answer in chunk.tolist()])
+        print_json([answer for chunk in answers for answer in chunk.tolist()])
         return
     for chunk in answers:
-        click.echo("\n".join(",".join(map(_exact, row)) for row in chunk.reshape(len(chunk), -1).tolist()))
-
-
-def _exact(value: float) -> str:
-    """The shortest text that reads back as the same number."""
-    return repr(value).removesuffix(".0")
-
-
-def _text(file: str) -> str:
-    try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BismarckError(f"{file} cannot be read: {reason}", "a whole CSV file that you may read") from error
-    return content.decode("utf-8-sig", errors="replace")
-
-
-def _feature_rows(file: str, header: bool | None) -> Iterator[Array]:
-    """The rows of a CSV file, some at a time. Messages say where it is wrong and never show a value."""
-    lines = [entry for entry in enumerate(io.StringIO(_text(file), newline=None), 1) if entry[1].strip()]
-    if not lines:
-        raise BismarckError(f"{file} has no rows", "a line of features for each row to predict")
-    delimiter = next((mark for mark in ",;\t" if mark in lines[0][1]), ",")
-    records = list(csv.reader((line for _, line in lines), delimiter=delimiter))
-    width = len(records[0])
-    if header is None:
-        header = not all(_is_number(cell) for cell in records[0])
-    numbered = islice(zip((number for number, _ in lines), records), int(header), None)
-    parsed = (_numbers(f"{file}, line {number}", cells, width) for number, cells in numbered)
-    while chunk := list(islice(parsed, ROWS_AT_ONCE)):
-        yield np.array(chunk)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return cell.strip().lower() in MISSING
-    return True
-
-
-def _numbers(where: str, cells: list[str], width: int) -> list[float]:
-    if len(cells) != width:
-        message = f"{where}: {len(cells)} columns, where the first line has {width}"
-        raise BismarckError(message, "as many on every line")
-    wrong = next((column for column, cell in enumerate(cells, 1) if not _is_number(cell)), None)
-    if wrong is not None:
-        raise BismarckError(f"{where}, column {wrong}: not a number", "a missing value is empty or NA")
-    return [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
+        click.echo("\n".join(",".join(map(exact, row)) for row in chunk.reshape(len(chunk), -1).tolist()))
 
 
 def _evaluation_options(command: Command) -> Command:
@@ -636,9 +506,9 @@ def evaluate(model: str, source: str, url: str | None, data: str | None, as_json
     with _open(url, data) as database:
         found = database.evaluate(model, source, **columns, **privacy, **options)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
-    _print_facts(found)
+    print_facts(found)
 
 
 @main.command()
@@ -653,10 +523,10 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
     with _open(url, data) as database:
         found = database.models()
     if as_json:
-        _print_json([dataclasses.asdict(model) for model in found])
+        print_json([dataclasses.asdict(model) for model in found])
     elif found:
         shape = ("source", "n", "d", "passes", "seconds")
-        _print_rows([_pick(model, "algorithm", "loss", "epsilon", "delta", "mechanism", *shape) for model in found])
+        print_rows([_pick(model, "algorithm", "loss", "epsilon", "delta", "mechanism", *shape) for model in found])
     else:
         click.echo("no models yet", err=True)
 
@@ -687,13 +557,13 @@ def audit(
     Example:
       bismarck-dp audit --epsilon 1 --delta 0.01 --loss huber --lambda 0.1 --plot audit.png
     """
-    with _open(url, data) as database, _progress("training", as_json) as progress:
+    with _open(url, data) as database, show_progress("training", as_json) as progress:
         found = database.audit(n=n, d=d, trials=trials, plot=plot, progress=progress, **_spec(given))
     if as_json:
-        _print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(found))
     else:
         shown = {name: value for name, value in dataclasses.asdict(found).items() if not isinstance(value, list)}
-        _print_facts(shown)
+        print_facts(shown)
         for reason in found.reasons:
             click.echo(f"broken: {reason}")
     if not found.passed:

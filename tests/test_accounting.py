@@ -24,21 +24,18 @@ from bismarck_dp.accounting import (
     ComposedDpEvent,
     Event,
     GaussianDpEvent,
-    Gaussians,
     LaplaceDpEvent,
-    Laplaces,
     NonPrivateDpEvent,
     NoOpDpEvent,
-    PoissonGaussians,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
     ZCDpEvent,
-    ZcdpSum,
     epsilon_of,
     zcdp_epsilon,
     zcdp_of,
     zcdp_rho,
 )
+from bismarck_dp.calibrators import Gaussians, Laplaces, PoissonGaussians, ZcdpSum
 from bismarck_dp.errors import BismarckError
 
 CLOSE = 1e-3
@@ -721,15 +718,15 @@ def test_many_laplaces_cost_what_zcdp_says() -> None:
 LAZY = """
 import sys
 import bismarck_dp
-from bismarck_dp import accounting
+from bismarck_dp import accounting, calibrators
 heavy = ("dp_accounting", "scipy.fft", "scipy.special", "scipy.optimize", "scipy.stats")
 assert not [name for name in heavy if name in sys.modules], "by import"
 bismarck_dp.explain(n=1000, d=5, epsilon=1.0)
 bismarck_dp.explain(n=1000, d=5, epsilon=1.0, delta=1e-6)
-event = accounting.Gaussians(3).event(2.0)
+event = calibrators.Gaussians(3).event(2.0)
 accounting.Event.from_json(event.to_json())
 accounting.epsilon_of(event, 1e-6, "replace")
-accounting.PoissonGaussians(0.1, 3, "replace").multiplier(1.0, 1e-6)
+calibrators.PoissonGaussians(0.1, 3, "replace").multiplier(1.0, 1e-6)
 assert "dp_accounting" not in sys.modules, "by planning and pricing"
 event.to_dp_event()
 assert "dp_accounting" in sys.modules

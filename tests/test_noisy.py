@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from statistics_of import LEVEL, check_binomial, check_moments
 
 from bismarck_dp import BismarckError, Plan, Spec, explain, make_plan, reference
-from bismarck_dp.accounting import Gaussians, PoissonGaussians
+from bismarck_dp.calibrators import Gaussians, PoissonGaussians
 from bismarck_dp.controller.database import Database
 from bismarck_dp.controller.engines import Packed, Request, SqlEngine
 from bismarck_dp.losses import LOSSES
