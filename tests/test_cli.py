@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 import bismarck_dp
-from bismarck_dp.controller import audit, cli, demo
+from bismarck_dp.controller import audit, cli, demo, terminal
 from bismarck_dp.controller.cli import main
 from bismarck_dp.controller.database import embedded
 from bismarck_dp.controller.embedded import Cluster
@@ -347,7 +347,7 @@ def test_predict_from_stdin_gzipped_with_probabilities(run: Any, model: str) -> 
 
 
 def test_predict_agrees_with_the_database_on_many_rows(run: Any, model: str, url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(cli, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(terminal, "ROWS_AT_ONCE", 7)
     with sa.create_engine(url).connect() as connection:
         rows = connection.execute(sa.text("SELECT x, dp_predict(:m, x) FROM rows ORDER BY id"), {"m": model}).all()
     text = "\n".join(",".join(map(repr, x)) for x, _ in rows)
