@@ -272,9 +272,10 @@ class DPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _given_classes(self) -> Any:
         """Sorted, as scikit-learn's measures expect them; which class is the positive one makes no difference."""
-        if isinstance(self.classes, int):
-            return np.arange(self.classes)
-        return None if self.classes is None else np.unique(np.asarray(self.classes))
+        classes = _plain(self.classes)
+        if isinstance(classes, int):
+            return np.arange(classes)
+        return None if classes is None else np.unique(np.asarray(classes))
 
     def _spread(self) -> None:
         outputs = len(self.classes_) if self.model_.multiclass else 1

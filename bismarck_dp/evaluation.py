@@ -78,7 +78,7 @@ def _metrics(name: str, value: Any) -> list[str]:
     if not isinstance(value, (list, tuple)) or not value:
         raise refuse(name, value, f"a list of some of {', '.join(CLASSES + NUMBERS)}")
     for metric in value:
-        if metric not in NEEDS:
+        if not isinstance(metric, str) or metric not in NEEDS:
             raise unknown("metric", metric, NEEDS)
     return list(value)
 

@@ -83,6 +83,12 @@ def exponents(spec: Spec) -> tuple[int, int]:
     return first, last
 
 
+def counted_bytes(plan: Plan) -> int:
+    """Memory of the counts: for each feature, of rows by candidate and beyond all."""
+    first, last = exponents(plan.spec)
+    return 8 * plan.d * (last - first + 2)
+
+
 def notes(plan: Plan) -> list[str]:
     """What a reader should know of the bounds: where rows or epsilon are too few to tell candidates apart."""
     spec, count = plan.spec, features_measured(plan.spec, plan.d)

@@ -287,5 +287,7 @@ def scoring(plan: Plan, noise: ScoreNoise, trial: int) -> dict[str, Any]:
 
 
 def held_bytes(plans: list[Plan]) -> int:
-    """Memory of all models together, while they wait."""
-    return sum(8 * plan.width for plan in plans)
+    """Memory of all models together, while they wait, and of the matrices that their rows are projected with."""
+    options = [plan.spec.options for plan in plans]
+    matrices = {(one["project_dim"] or 0, one["project_seed"]) for one in options}
+    return sum(8 * plan.width for plan in plans) + sum(8 * plans[0].d * p for p, _ in matrices)

@@ -18,7 +18,7 @@ from typing import Any
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.plan import Plan
-from bismarck_dp.scaling import measure_params
+from bismarck_dp.scaling import counted_bytes, measure_params
 from bismarck_dp.spec import Spec
 
 from . import queries
@@ -135,15 +135,27 @@ class Engine(ABC):
 
     def measure(self, request: Request, plan: Plan) -> list[float]:
         """Bounds of the features, chosen privately and paid for in the plan."""
+        self._check_counts(plan)
         params = _of_portion(request, measure_params(plan, request.features))
         query = queries.bounds(request.source, request.label, request.features, params)
         return [float(bound) for bound in self.one(query)["bounds"]]
+
+    def _check_counts(self, plan: Plan) -> None:
+        """Refuses to count rows for more features and bounds than the user's memory has room for."""
+        size = counted_bytes(plan)
+        if size > (allowed := int(self.one(queries.memory())["bytes"])):
+            raise BismarckError(
+                f"measuring bounds of {plan.d} features takes {_in_mb(size)}, and maintenance_work_mem is "
+                f"{_in_mb(allowed)}",
+                f"SET maintenance_work_mem = '{_in_mb(size).replace(' ', '')}', or use a narrower scale_range",
+                "53400",
+            )
 
     def next_run(self) -> int:
         return int(self.one(queries.next_run())["run"])
 
     def check_held(self, size: int, models: int) -> None:
-        """The same for models that wait to be chosen."""
+        """The same for models that wait to be chosen, with the matrices of their projections."""
         if size > (allowed := int(self.one(queries.memory())["bytes"])):
             raise BismarckError(
                 f"{models} models take {_in_mb(size)}, and maintenance_work_mem is {_in_mb(allowed)}",

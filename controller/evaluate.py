@@ -72,7 +72,9 @@ def _check(fields: Any) -> None:
         if fields[name] is None:
             raise BismarckError(f"{name} is NULL", "it must be given", "22004")
     features = [] if fields["features"] is None else fields["features"]
-    words = [fields["model"], fields["label"] or "", *features] if isinstance(features, list) else [None]
+    if not isinstance(features, list):
+        raise BismarckError("malformed request", "use dp_evaluate")
+    words = [fields["model"], fields["label"] or "", *features]
     if None in features:
         raise BismarckError("features is NULL", "it must be given", "22004")
     numbers = [fields["epsilon"], fields["delta"]]

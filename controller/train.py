@@ -49,7 +49,7 @@ def train(engine: Engine, request: Request, progress: Progress = quiet) -> dict[
     check_names(request)
     source = engine.check(request)
     shape = engine.describe(request)
-    request = prepared(request, shape)
+    request = prepared(request, shape, projection_seed(request.spec))
     fitted = fit(engine, request, make_plan(request.spec, shape.n, shape.d, engine.pulse), progress)
     weights = engine.release(fitted.packed, fitted.plan)
     engine.drop(fitted.packed)
@@ -93,9 +93,15 @@ def warn_of(engine: Engine, notes: tuple[str, ...], spec: Spec) -> None:
         engine.warn(note)
 
 
-def prepared(request: Request, shape: Shape) -> Request:
+def projection_seed(spec: Spec) -> int:
+    """What a projection is made from, unless it is given; public."""
+    seed = spec.options["seed"]
+    return secrets.randbits(52) if seed is None else abs(int(seed))
+
+
+def prepared(request: Request, shape: Shape, project_seed: int) -> Request:
     """The request with everything that follows from the table's public shape: many classes, whose number is part of it;
-    bounds by feature where they are given by column; and the seed of a projection, which is public.
+    bounds by feature where they are given by column; and the seed of a projection where it has none.
     """
     options = request.spec.options
     changes: dict[str, Any] = {}
@@ -104,7 +110,7 @@ def prepared(request: Request, shape: Shape) -> Request:
     if isinstance(options["scale"], dict):
         changes["scale"] = scales_by_column(options["scale"], request.features, options["categories"] or {})
     if options["project_dim"] is not None and options["project_seed"] is None:
-        changes["project_seed"] = secrets.randbits(52) if options["seed"] is None else abs(options["seed"])
+        changes["project_seed"] = project_seed
     _check_categories(request)
     return replace(request, spec=replace(request.spec, options={**options, **changes}))
 
@@ -125,7 +131,8 @@ def _support(weights: list[float], plan: Plan) -> list[int] | None:
 def explain(engine: Engine, request: Request) -> dict[str, Any]:
     """The plan for a source: reads its n and d, counts classes unless they are named, and nothing else."""
     shape = engine.describe(request, labels=False)
-    return make_plan(prepared(request, shape).spec, shape.n, shape.d, engine.pulse).explain()
+    spec = prepared(request, shape, projection_seed(request.spec)).spec
+    return make_plan(spec, shape.n, shape.d, engine.pulse).explain()
 
 
 def check_model_name(name: str) -> None:

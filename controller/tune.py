@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.plan import Plan
@@ -34,12 +35,25 @@ from bismarck_dp.tuning import (
 )
 
 from .engines import Engine, Packed, Portions, Request, Shape, Shelf
-from .train import Fitted, Progress, check_names, fit, make_passes, model_row, prepared, quiet, warn_of
+from .train import (
+    Fitted,
+    Progress,
+    check_names,
+    fit,
+    make_passes,
+    model_row,
+    prepared,
+    projection_seed,
+    quiet,
+    warn_of,
+)
 
 FEWEST_TRIALS, MOST_TRIALS = 1.01, 10_000.0
 
-MOST_SPLITS = 5
-"""How often a source may change while it is read."""
+MOST_SPLITS, MOST_TOSSES = 5, 50
+"""How often a source may change while it is read, and coins may divide it into portions that are too small."""
+
+Planned = TypeVar("Planned")
 
 PUBLIC = "tuned on {}, which is taken as public: that cost nothing, and says nothing of its rows' privacy"
 
@@ -125,9 +139,11 @@ def tune(engine: Engine, tuning: Tuning, progress: Progress = quiet) -> dict[str
 
 
 def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
-    """Every candidate with what follows from the source's public shape."""
-    request = tuning.request
-    specs = [prepared(replace(request, spec=candidate.spec), shape).spec for candidate in tuning.candidates]
+    """Every candidate with what follows from the source's public shape. All projections are made from one seed, so that
+    candidates differ in what the grid says of them and not in their luck.
+    """
+    request, seed = tuning.request, projection_seed(tuning.request.spec)
+    specs = [prepared(replace(request, spec=candidate.spec), shape, seed).spec for candidate in tuning.candidates]
     candidates = [replace(candidate, spec=spec) for candidate, spec in zip(tuning.candidates, specs)]
     return replace(tuning, request=replace(request, spec=specs[0]), candidates=candidates)
 
@@ -138,8 +154,7 @@ def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
 def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
     count = len(tuning.candidates) + 1
     plans = _plans(engine, tuning, equal_sizes(shape.n, count), shape.d)
-    portions = _split(engine, tuning, shape, count)
-    plans = [_plan(engine, *known) for known in zip(tuning.candidates, plans, portions.sizes)]
+    portions, plans = _split(engine, tuning, shape, plans)
     fitted = _hold_all(engine, tuning.request, plans, portions, list(range(len(plans))), progress)
     judged = judging([one.plan for one in fitted])
     place, weights = engine.choose(portions.tables[-1], _runs(fitted), {**judged, **selection(plans)})
@@ -168,11 +183,36 @@ def _plan(engine: Engine, candidate: Candidate, plan: Plan, size: int) -> Plan:
     return plan if plan.n == size else candidate.plan(size, plan.d, engine.pulse)
 
 
-def _split(engine: Engine, tuning: Tuning, shape: Shape, count: int) -> Portions:
-    """Equal portions, or, where a row's portion must not depend on other rows, equal chances."""
-    if tuning.request.spec.options["adjacency"] == "zero-out":
-        return engine.split(tuning.request, shape.d, [1] * count, fixed=False)
-    return _split_fixed(engine, tuning.request, shape, lambda n: equal_sizes(n, count))
+def _split(engine: Engine, tuning: Tuning, shape: Shape, plans: list[Plan]) -> tuple[Portions, list[Plan]]:
+    """Equal portions, or, where a row's portion must not depend on other rows, equal chances; and plans for them."""
+    count, request = len(plans) + 1, tuning.request
+
+    def plans_for(portions: Portions) -> list[Plan]:
+        return [_plan(engine, *known) for known in zip(tuning.candidates, plans, portions.sizes)]
+
+    if request.spec.options["adjacency"] == "zero-out":
+        return _split_by_coins(engine, request, shape.d, [1] * count, plans_for)
+    portions = _split_fixed(engine, request, shape, lambda n: equal_sizes(n, count))
+    return portions, plans_for(portions)
+
+
+def _split_by_coins(
+    engine: Engine, request: Request, d: int, shares: list[int], plan_for: Callable[[Portions], Planned]
+) -> tuple[Portions, Planned]:
+    """Portions with these chances, and the plans for them. Of few rows some may come out too small to train on: then
+    coins are tossed again. Whether they are depends on sizes, which are made of coins and n, so the claim holds for the
+    partition that is left as it does for every other.
+    """
+    portions = engine.split(request, d, shares, fixed=False)
+    for _ in range(MOST_TOSSES):
+        if min(portions.sizes) > 0:
+            with suppress(BismarckError):  # of one portion; said below, of all of them
+                return portions, plan_for(portions)
+        portions = engine.split_again(request, portions, d, shares, fixed=False)
+    raise BismarckError(
+        f"portions of {portions.rows} rows, as coins divide them, are too small to train on",
+        'use fewer candidates, a smaller batch_size, or "adjacency": "replace", whose portions have fixed sizes',
+    )
 
 
 def _split_fixed(engine: Engine, request: Request, shape: Shape, sizes_of: Callable[[int], list[int]]) -> Portions:
@@ -311,13 +351,16 @@ def _planned_trials(engine: Engine, tuning: Tuning, shape: Shape, stopping: Stop
     specs = [candidate.spec for candidate in tuning.candidates]
     sizes = scored_sizes(shape.n)
     planned = plan_trials(specs, sizes[0], shape.d, sizes[1], stopping, engine.pulse)
+
+    def planned_for(portions: Portions) -> Trials:
+        trained, scored = portions.sizes
+        same = portions.sizes == sizes
+        return planned if same else plan_trials(specs, trained, shape.d, scored, stopping, engine.pulse)
+
     if tuning.request.spec.options["adjacency"] == "zero-out":
-        portions = engine.split(tuning.request, shape.d, SCORED, fixed=False)
-    else:
-        portions = _split_fixed(engine, tuning.request, shape, scored_sizes)
-    if portions.sizes != sizes:
-        planned = plan_trials(specs, portions.sizes[0], shape.d, portions.sizes[1], stopping, engine.pulse)
-    return portions, planned
+        return _split_by_coins(engine, tuning.request, shape.d, SCORED, planned_for)
+    portions = _split_fixed(engine, tuning.request, shape, scored_sizes)
+    return portions, planned_for(portions)
 
 
 TUNERS: dict[str, Callable[[Engine, Tuning, Shape, Progress], Winner]] = {

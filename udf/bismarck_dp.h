@@ -153,8 +153,10 @@ typedef struct DpCoding {
     double *classes;                           /* their labels */
 } DpCoding;
 
-extern DpCoding dp_coding(Jsonb *params);
-extern void dp_shape_project(DpShape *shape, int p, int64 seed, int d);
+/* Matrices of projections take much memory. Where several are used together, one that was made is used again: they are
+ * in the list `made`, which is empty at first. */
+extern DpCoding dp_coding(Jsonb *params, List **made);
+extern void dp_shape_project(DpShape *shape, int p, int64 seed, int d, List **made);
 extern double dp_coded_label(const DpCoding *coding, double y); /* as the kernels have it, or NAN */
 extern bool dp_code_row(const DpCoding *coding, double y, const double *x, int d, float *row); /* whether it counts */
 

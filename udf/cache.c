@@ -197,12 +197,13 @@ is_good(Kept *k)
     Relation relation;
     bool good;
 
+    AcceptInvalidationMessages(); /* a lock that the transaction has already brings no news */
     if (k->is_stale || !is_member_of_role(GetUserId(), k->model->owner))
         return false;
     relation = try_relation_open(k->model->relation, AccessShareLock);
     if (relation == NULL)
         return false;
-    good = !k->is_stale && is_same_row(relation, k->model); /* the lock may have brought news */
+    good = !k->is_stale && is_same_row(relation, k->model);
     relation_close(relation, NoLock);
     return good;
 }

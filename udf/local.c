@@ -107,7 +107,8 @@ Datum
 dp_local_gradient(PG_FUNCTION_ARGS)
 {
     Jsonb *params = gradient_params(fcinfo);
-    DpCoding coding = dp_coding(params);
+    List *made = NIL;
+    DpCoding coding = dp_coding(params, &made);
     int d = (int)dp_number(params, "d"), width = dp_shape_width(&coding.shape, d);
     float *row = palloc0(sizeof(float) * (width + 1));
     double *g = palloc(sizeof(double) * width);

@@ -95,9 +95,10 @@ fill_shape(DpModel *m)
     p = column(PROJECT_DIM, &isnull);
     if (!isnull) {
         Datum seed = column(PROJECT_SEED, &isnull);
+        List *made = NIL;
 
         check(!isnull);
-        dp_shape_project(&m->shape, DatumGetInt32(p), DatumGetInt64(seed), m->d);
+        dp_shape_project(&m->shape, DatumGetInt32(p), DatumGetInt64(seed), m->d, &made);
     }
 }
 

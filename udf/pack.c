@@ -174,22 +174,58 @@ scales_of(Jsonb *params, int d)
     return scale;
 }
 
+typedef struct Matrix {
+    int p, d;
+    int64 seed;
+    double numbers[FLEXIBLE_ARRAY_MEMBER];
+} Matrix;
+
+static Matrix *
+make_matrix(int p, int64 seed, int d)
+{
+    Matrix *m = palloc_extended(offsetof(Matrix, numbers) + sizeof(double) * (Size)p * (Size)d, MCXT_ALLOC_HUGE);
+
+    m->p = p;
+    m->d = d;
+    m->seed = seed;
+    dp_projection(seed, m->numbers, p, d);
+    return m;
+}
+
+static Matrix *
+matrix_among(List *made, int p, int64 seed, int d)
+{
+    ListCell *cell;
+
+    foreach(cell, made)
+    {
+        Matrix *m = lfirst(cell);
+
+        if (m->p == p && m->seed == seed && m->d == d)
+            return m;
+    }
+    return NULL;
+}
+
 /* The matrix is made anew wherever it is needed: a seed is all that is kept of it. */
 void
-dp_shape_project(DpShape *shape, int p, int64 seed, int d)
+dp_shape_project(DpShape *shape, int p, int64 seed, int d, List **made)
 {
-    double *matrix;
+    Matrix *m;
 
     if (p < 1 || p > d)
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"project_dim\" is invalid")));
-    matrix = palloc_extended(sizeof(double) * (Size)p * (Size)d, MCXT_ALLOC_HUGE);
-    dp_projection(seed, matrix, p, d);
-    shape->matrix = matrix;
+    m = matrix_among(*made, p, seed, d);
+    if (m == NULL) {
+        m = make_matrix(p, seed, d);
+        *made = lappend(*made, m);
+    }
+    shape->matrix = m->numbers;
     shape->projected = p;
 }
 
 DpCoding
-dp_coding(Jsonb *params)
+dp_coding(Jsonb *params, List **made)
 {
     DpCoding c = {.shape = {.intercept = dp_number(params, "fit_intercept") != 0}};
     int d = (int)dp_number(params, "d");
@@ -198,7 +234,8 @@ dp_coding(Jsonb *params)
     c.shape.normalize = dp_number(params, "normalize") != 0;
     c.shape.scale = dp_has(params, "scales") ? scales_of(params, d) : NULL;
     if (dp_has(params, "project_dim"))
-        dp_shape_project(&c.shape, (int)dp_number(params, "project_dim"), (int64)dp_number(params, "project_seed"), d);
+        dp_shape_project(&c.shape, (int)dp_number(params, "project_dim"), (int64)dp_number(params, "project_seed"), d,
+                         made);
     c.room = palloc_extended(sizeof(double) * (d + (Size)c.shape.projected), MCXT_ALLOC_HUGE);
     c.regression = dp_has(params, "label_bound");
     if (c.regression)
@@ -332,8 +369,9 @@ int64
 dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg)
 {
     Packer p = start_packer(source, (int)dp_number(params, "d"), visit, arg);
+    List *made = NIL;
 
-    p.coding = dp_coding(params);
+    p.coding = dp_coding(params, &made);
     p.row = palloc0(sizeof(float) * (dp_packed_width(params) + 1));
     if (source->is_portion)
         (void)dp_visit_rows(source->relation, DP_RAW_BYTES(p.d), pack_raw_row, &p);

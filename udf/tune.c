@@ -227,6 +227,7 @@ typedef struct Jury {
     int d;
     double units; /* of one error */
     double *raw;
+    List *matrices; /* of projections: models that share one share its room */
 } Jury;
 
 /* The class with the largest margin is another. */
@@ -274,11 +275,11 @@ judge_row(const char *row, void *arg)
 }
 
 static Contestant
-contestant(int64 run, Jsonb *coding, int d)
+contestant(Jury *jury, int64 run, Jsonb *coding)
 {
-    Contestant c = {.held = dp_held_of_run(run), .coding = dp_coding(coding)};
+    Contestant c = {.held = dp_held_of_run(run), .coding = dp_coding(coding, &jury->matrices)};
 
-    if (c.held->width != dp_shape_width(&c.coding.shape, d) || (int)dp_number(coding, "d") != d ||
+    if (c.held->width != dp_shape_width(&c.coding.shape, jury->d) || (int)dp_number(coding, "d") != jury->d ||
         c.held->outputs != Max(c.coding.many, 1))
         ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a model has another number of features")));
     if (c.coding.regression && !isfinite(c.coding.label_bound))
@@ -375,7 +376,7 @@ dp_choose(PG_FUNCTION_ARGS)
     Datum weights;
 
     for (int i = 0; i < count; i++)
-        jury.contestants[i] = contestant(runs[i], coding_at(params, i), jury.d);
+        jury.contestants[i] = contestant(&jury, runs[i], coding_at(params, i));
     (void)dp_visit_rows(PG_GETARG_OID(0), DP_RAW_BYTES(jury.d), judge_row, &jury);
     best = chosen(&jury, params);
     weights = PointerGetDatum(weights_of(jury.contestants[best].held));
@@ -422,7 +423,7 @@ dp_score(PG_FUNCTION_ARGS)
     Jury jury = start_jury(1, params);
     DpHeld *held = dp_held_of_run(run);
 
-    jury.contestants[0] = contestant(run, coding_at(params, 0), jury.d);
+    jury.contestants[0] = contestant(&jury, run, coding_at(params, 0));
     (void)dp_visit_rows(PG_GETARG_OID(0), DP_RAW_BYTES(jury.d), judge_row, &jury);
     held->score = jury.contestants[0].errors + score_noise(params);
     held->trial = (int)dp_number(params, "trial");
