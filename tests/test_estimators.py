@@ -550,12 +550,9 @@ def test_many_classes(db: Database) -> None:
     assert fitted.decision_function(x).shape == fitted.predict_proba(x).shape == (600, 3)
     assert fitted.score(x, y) > 0.8
     assert tables(db) == []
-    assert DPClassifier(database=db, epsilon=20.0, classes=4).fit(
-        x, np.searchsorted(["a", "b", "c"], y)
-    ).coef_.shape == (
-        4,
-        3,
-    )
+    places = np.searchsorted(["a", "b", "c"], y)
+    for four in (4, np.int64(4), np.arange(4)):
+        assert DPClassifier(database=db, epsilon=20.0, classes=four).fit(x, places).coef_.shape == (4, 3)
 
 
 def test_a_table_with_categories_and_a_data_frame_to_predict(db: Database) -> None:

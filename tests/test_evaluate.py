@@ -223,6 +223,7 @@ def model(db: Database, table: Any) -> str:
         ("m", {"epsilon": 1, "label_bound": 1}, "label_bound is for numbers to predict"),
         ("m", {"epsilon": 1, "adjacency": "add"}, 'unknown adjacency "add"'),
         ("m", {"epsilon": 1, "metrics": ["f1"]}, 'unknown metric "f1"'),
+        ("m", {"epsilon": 1, "metrics": [["auc"]]}, "unknown metric"),
         ("m", {"epsilon": 1, "metrics": ["r2"]}, "the model has no r2"),
         ("m", {"epsilon": 1, "metrics": []}, "metrics is"),
         ("r", {"epsilon": 1}, "the model has no label_bound, and noise needs one"),
@@ -352,7 +353,18 @@ def test_command_line(db: Database, table: Any) -> None:
     assert "epsilon is 0" in refused.stderr
 
 
-@pytest.mark.parametrize("change", [{"epsilon": "abc"}, {"delta": "x"}, {"source": "here"}, {"source": -1}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": "abc"},
+        {"delta": "x"},
+        {"source": "here"},
+        {"source": -1},
+        {"features": "x"},
+        {"features": 3},
+    ],
+    ids=str,
+)
 def test_a_malformed_request_is_no_bug(db: Database, table: Any, change: dict[str, Any]) -> None:
     rows = table(*two_classes(50, 2))
     model = db.train(rows.name, algorithm="sgd")

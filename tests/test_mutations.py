@@ -581,6 +581,20 @@ MUTATIONS = [
         "part = shares[name] / max(shares[name], total / 2)",
         "test_evaluate_privacy.py::test_a_release_costs_no_more_than_epsilon",
     ),
+    Mutation(
+        "candidates of a tuning that train without noise",
+        "udf/tune.c",
+        "dp_output(state, PG_GETARG_JSONB_P(1), w);",
+        "dp_state_solver(state)->output(state->body, w);",
+        "test_tune_attacks.py::test_an_attack_on_a_tuning_gets_no_more_than_epsilon[random_stopping-replace]",
+    ),
+    Mutation(
+        "a matrix for each candidate",
+        "udf/pack.c",
+        "m = matrix_among(*made, p, seed, d);",
+        "m = NULL, (void)matrix_among;",
+        "test_tune.py::test_projections_of_a_grid_are_one_matrix",
+    ),
 ]
 
 

@@ -113,6 +113,15 @@ def test_a_matrix_that_does_not_fit_memory_is_refused(db: Database, table: Any, 
             )
 
 
+def test_counts_that_do_not_fit_memory_are_refused(db: Database, table: Any) -> None:
+    rows = table(np.ones((10, 2000)), np.ones(10))
+    options = '{"scale": "quantile", "scale_range": [1e-15, 1e15]}'
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql("SET maintenance_work_mem = '1MB'")
+        with pytest.raises(Exception, match="measuring bounds of 2000 features takes 2 MB"):
+            connection.exec_driver_sql(f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1, options => '{options}')")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from click.testing import CliRunner
 from conftest import two_classes
 from test_access import refused, run
 from test_faults import Running
+from test_noisy import peak_memory
 
 from bismarck_dp import BismarckError, Model
 from bismarck_dp.accounting import Event, epsilon_of
+from bismarck_dp.controller import tune
 from bismarck_dp.controller.cli import main
 from bismarck_dp.controller.database import Database
 from bismarck_dp.controller.engines import Portions, Request, SqlEngine
@@ -358,7 +361,49 @@ def test_models_that_do_not_fit_into_memory(db: Database, table: Any, sql: Any) 
             connection.exec_driver_sql(tune_sql(rows.name, grid={"epochs": list(range(1, 21))}))
 
 
+def test_projections_of_a_grid_are_one_matrix(db: Database, table: Any) -> None:
+    """A candidate's luck with its matrix is not what a grid compares; and room is needed for one matrix alone."""
+    rows = table(np.ones((40, 1000), np.float32), np.ones(40))
+    with opened(db, rows.name) as (engine, request):
+        peaks = []
+        for count in (2, 12):
+            candidates = make_candidates(
+                {"epochs": list(range(1, count + 1))}, epsilon=1.0, options={"project_dim": 400}
+            )
+            request = replace(request, model=f"of {count}", spec=candidates[0].spec)
+            tuning = tune._prepared(tune.Tuning(request, candidates), engine.describe(request))
+            assert len({candidate.spec.options["project_seed"] for candidate in tuning.candidates}) == 1
+            tune.tune(engine, tune.Tuning(request, candidates))
+            peaks.append(peak_memory(engine))
+    assert peaks[1] - peaks[0] < 12_000, "kB; ten more matrices would take 32,000"
+
+
+def test_matrices_that_do_not_fit_into_memory(db: Database, table: Any) -> None:
+    rows = table(np.ones((40, 1000), np.float32), np.ones(40))
+    with db.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL maintenance_work_mem = '5MB'")
+        grid = {"project_dim": [400, 401]}
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match="2 models take 7 MB, and maintenance_work_mem is 5 MB"):
+            connection.exec_driver_sql(tune_sql(rows.name, grid=grid))
+
+
 # ---- portions ----
+
+
+@pytest.mark.parametrize("method", ["portions", "random_stopping"])
+def test_coins_that_leave_a_portion_empty_are_tossed_again(db: Database, table: Any, method: str) -> None:
+    """Of five rows every other toss leaves one of three portions empty, or the rows for scores."""
+    rows = table(*two_classes(5, 2))
+    how: dict[str, Any] = {"method": method, "adjacency": "zero-out", "batch_size": 1, "classes": [-1, 1]}
+    for _ in range(12):
+        assert db.tune(rows.name, grid={"epochs": [1, 2]}, epsilon=1.0, **how).private
+
+
+def test_coins_cannot_make_portions_of_nothing(db: Database, table: Any) -> None:
+    rows = table(*two_classes(30, 2))
+    how: dict[str, Any] = {"adjacency": "zero-out", "batch_size": 10, "classes": [-1, 1], "algorithm": "dpsgd"}
+    with pytest.raises(BismarckError, match="portions of 30 rows, as coins divide them, are too small to train on"):
+        db.tune(rows.name, grid={"lambda": [0.1, 0.2]}, epsilon=1.0, delta=1e-3, seed=4, **how)
 
 
 @contextmanager
