@@ -29,8 +29,8 @@ others, which are split as portions are. A trial's number, its candidate and its
 operating system and the models' own noise; what is stored does not depend on how many trials there were.
 
 A public table. The candidates are trained on one half of a table that the caller takes as public, with the noise that
-they will have, and the one with the fewest errors on the other half is trained on the source with all of epsilon and
-delta. Claim: as for that candidate alone. Proof: of the source, the choice knows n, d and how labels are written,
+they take for so many rows, and the one with the fewest errors on the other half is trained on the source with all of
+epsilon and delta. Claim: as for that candidate alone. Proof: of the source, the choice knows n, d and how labels are written,
 which are public; the rest is the claim of the algorithm. It is nobody's claim but the caller's that the table is
 public.
 """
