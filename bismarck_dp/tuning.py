@@ -30,9 +30,9 @@ operating system and the models' own noise; what is stored does not depend on ho
 
 A public table. The candidates are trained on one half of a table that the caller takes as public, with the noise that
 they take for so many rows, and the one with the fewest errors on the other half is trained on the source with all of
-epsilon and delta. Claim: as for that candidate alone. Proof: of the source, the choice knows n, d and how labels are written,
-which are public; the rest is the claim of the algorithm. It is nobody's claim but the caller's that the table is
-public.
+epsilon and delta. Claim: as for that candidate alone. Proof: of the source, the choice knows n, d and how labels are
+written, which are public; the rest is the claim of the algorithm. It is nobody's claim but the caller's that the table
+is public.
 """
 
 from __future__ import annotations
