@@ -65,6 +65,8 @@ class Model:
     plan: dict[str, Any] = field(repr=False)
     event: dict[str, Any] = field(repr=False)
     owner: str = ""
+    ledger_id: int | None = None
+    """the entry of the ledger that paid for it; None where the source is not protected"""
 
     @classmethod
     def from_row(cls, row: Any) -> Model:

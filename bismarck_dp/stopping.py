@@ -118,6 +118,11 @@ class Trials:
     """K may be cut off here for delta > 0, which is paid for; for delta = 0 it is what no run ever reaches (but for
     probability 2^-200), and K must not be cut off
     """
+    stopping: Stopping
+    score_event: Event
+    """of one score"""
+    cut: float
+    """the probability that K is cut off, or more"""
 
 
 def plan_trials(
@@ -144,17 +149,17 @@ def plan_trials(
         plans = _plans(specs, n, d, base, pulse)
         score = _score("laplace", sensitivity / base.epsilon, sensitivity, held_out)
         cost: Event = LaplaceDpEvent(score.scale / (score.unit * sensitivity))
-        most = stopping.most(2.0**-200)
+        most, cut = stopping.most(2.0**-200), 0.0
     else:
         search = Search(specs, n, d, stopping, epsilon, delta, adjacency, pulse)
         base, plans = search.run()
         score = _score("gaussian", sensitivity / math.sqrt(2 * search.score_rho(plans)), sensitivity, held_out)
         cost = ZCDpEvent((score.unit * sensitivity / score.scale) ** 2 / 2 * (1 + 2.0**-50))
-        most = search.most
+        most, cut = search.most, search.cut
     private = all(plan.private for plan in plans)
     branches = tuple(dict.fromkeys([*(plan.event for plan in plans), cost]))
     event = RepeatAndSelectDpEvent(ParallelDpEvent(branches), stopping.mean, stopping.shape)
-    return Trials(plans, score, event if private else NonPrivateDpEvent(), base, most)
+    return Trials(plans, score, event if private else NonPrivateDpEvent(), base, most, stopping, cost, cut)
 
 
 def _budget(specs: Sequence[Spec]) -> tuple[float, float, str]:
@@ -223,8 +228,12 @@ class Search:
     pulse: Pulse
 
     @property
+    def cut(self) -> float:
+        return CUT * self.delta / (1 + math.exp(self.epsilon))
+
+    @property
     def most(self) -> int:
-        return self.stopping.most(CUT * self.delta / (1 + math.exp(self.epsilon)))
+        return self.stopping.most(self.cut)
 
     def run(self) -> tuple[Budget, tuple[Plan, ...]]:
         """Totals grow with a trial's epsilon, nearly in proportion: secants in logarithms, and the best safe point."""

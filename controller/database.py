@@ -206,6 +206,31 @@ class Database:
             warnings.warn(note, stacklevel=2)
         return {row["metric"]: None if row["value"] is None else float(row["value"]) for row in answer["metrics"]}
 
+    def protect(self, table: str, epsilon: float, delta: float, **options: Any) -> dict[str, Any]:
+        """Sets the budget of a table's whole life, by its owner; returns what holds from here on."""
+        return dict(self._of_table("protect", table, epsilon=_as_text(epsilon), delta=_as_text(delta),
+                                   options=plain(options))["said"])  # fmt: skip
+
+    def unprotect(self, table: str) -> None:
+        """Nothing is enforced from here on; the ledger remembers."""
+        self._of_table("unprotect", table)
+
+    def budget(self, table: str) -> dict[str, Any]:
+        """What a protected table may spend, and has spent."""
+        return dict(self._of_table("budget", table))
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Entries that this user made, and those of this user's tables, oldest first."""
+        with self.transaction() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT pg_catalog.to_jsonb(e)::text FROM bismarck_dp.ledger AS e ORDER BY id"
+            )
+            return [json.loads(row[0]) for row in rows]
+
+    def _of_table(self, verb: str, table: str, **fields: Any) -> Any:
+        with self.transaction() as connection:
+            return _served(connection, verb, {"source": _oid(connection, table), **fields})
+
     def audit(self, *, plot: str | Path | None = None, **spec: Any) -> Audit:
         """Attacks a spec on neighbouring tables of our own, through dp_train; see audit.audit. `plot` names a PNG."""
         from . import plots

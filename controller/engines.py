@@ -15,10 +15,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bismarck_dp.budget import Price
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.plan import Plan
-from bismarck_dp.scaling import counted_bytes, measure_params
+from bismarck_dp.scaling import counted_bytes, measure_params, measures
 from bismarck_dp.spec import Spec
 
 from . import queries
@@ -36,6 +37,8 @@ class Request:
     spec: Spec
     portion: bool = False
     """whether the source is a table of raw rows that `split` has made, and none of the caller's"""
+    paid: Price | None = None
+    """what was entered in the ledger for it, where the source is protected"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Portions:
 
 
 class Engine(ABC):
+    hushed = False
+    """whether rows are read for someone who must not hear what may go wrong with them"""
+
     @abstractmethod
     def send(self, query: Query) -> list[dict[str, Any]]:
         """Runs one statement and returns its rows."""
@@ -103,6 +109,27 @@ class Engine(ABC):
         facts = self.one(queries.describe(request.source, request.label, request.features, look, params))
         classes = _classes(facts, request, labels) if look else _given(spec)
         return Shape(facts["rows"], _features(facts, request), classes, look)
+
+    def public_shape(self, request: Request, length: int | None) -> Shape:
+        """The same for someone who must learn nothing from rows but their number; `length` is that of an array."""
+        spec = request.spec
+        params = {"categories": spec.options["categories"]}
+        facts = self.one(queries.describe(request.source, request.label, request.features, False, params))
+        if facts["rows"] == 0:
+            raise _no_rows()
+        classes = _given(spec)
+        if facts["is_boolean"] and spec.options["classes"] is None and classes:
+            classes = [0.0, 1.0]
+        return Shape(facts["rows"], int(facts["longest"]) if length is None else length, classes, False)
+
+    def admit(self, source: int) -> None:
+        """From here on, the source is read with the extension's rights."""
+        self.send(queries.admit(source))
+
+    def debit(self, entry: dict[str, Any]) -> tuple[str, int | None]:
+        """Enters a release in the ledger, for good: paid, refused or unprotected; and the entry's number."""
+        found = self.one(queries.debit(entry))
+        return str(found["outcome"]), found["entry"]
 
     def source_facts(self, request: Request) -> dict[str, Any]:
         found = self.send(queries.source_facts(request.source))
@@ -132,10 +159,11 @@ class Engine(ABC):
                 f"SET maintenance_work_mem = '{_in_mb(plan.memory).replace(' ', '')}', or {other}",
                 "53400",
             )
+        if measures(plan.spec):
+            self._check_counts(plan)
 
     def measure(self, request: Request, plan: Plan) -> list[float]:
         """Bounds of the features, chosen privately and paid for in the plan."""
-        self._check_counts(plan)
         params = _of_portion(request, measure_params(plan, request.features))
         query = queries.bounds(request.source, request.label, request.features, params)
         return [float(bound) for bound in self.one(query)["bounds"]]
@@ -352,9 +380,13 @@ def _taken(model: str) -> BismarckError:
     return BismarckError(f'model name "{model}" is taken', "choose another, or drop that model with dp_forget", "42710")
 
 
+def _no_rows() -> BismarckError:
+    return BismarckError("the table has no rows", "there is nothing to train on")
+
+
 def _features(facts: dict[str, Any], request: Request) -> int:
     if facts["rows"] == 0:
-        raise BismarckError("the table has no rows", "there is nothing to train on")
+        raise _no_rows()
     shortest, longest = facts["shortest"], facts["longest"]
     column = request.features[0]
     if longest < 0:

@@ -1,7 +1,7 @@
 """Evaluations: look the model up, plan, read the source once. It runs in the server.
 
 Nothing but noisy numbers comes back from the server where epsilon is given; where it is not, the facts are exact, and
-for those who may read the rows. (When tables can be protected, that is where to ask.)
+for those who may read the rows, or, of a protected table, for its owner.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from bismarck_dp.accounting import Event
+from bismarck_dp.budget import Price, price_of_event
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.evaluation import Evaluation, Metrics, Subject, exact_metrics, noisy_metrics, plan_evaluation
 from bismarck_dp.model import Model
 
 from . import queries
 from .engines import Engine
+from .protect import Bill, guard
 
 FIELDS = {"source", "model", "label", "features", "epsilon", "delta", "options"}
 
@@ -38,15 +40,31 @@ def evaluate(engine: Engine, fields: Any) -> Answer:
     model = _model(engine, fields["model"])
     label, features = _columns(model, fields)
     plan = plan_evaluation(Subject.of(model), _number(fields["epsilon"]), _number(fields["delta"]), fields["options"])
-    _check_source(engine, int(fields["source"]), plan)
+    source = int(fields["source"])
+    _check_source(engine, source, plan)
     noisy = plan.epsilon is not None
+    private = noisy and plan.options["seed"] is None
+    guard(engine, source, label, features, private, plan.options["adjacency"]).pay(_bill(fields, plan, label, features))
     params = plan.params() if noisy else plan.subject.label_params()
-    query = queries.evaluate(noisy, model.name, int(fields["source"]), label, features, params)
+    query = queries.evaluate(noisy, model.name, source, label, features, params)
     numbers = list(engine.one(query)["numbers"])
     if not noisy:
         return Answer(_exact(plan, numbers, features, model.d), plan.event)
     notes = plan.notes(max(int(numbers[0]), 1))
     return Answer(noisy_metrics(plan, [int(number) for number in numbers]), plan.event, tuple(notes))
+
+
+def _bill(fields: dict[str, Any], plan: Evaluation, label: str, features: list[str]) -> Bill:
+    """One evaluation, at its own epsilon or another."""
+    delta = _number(fields["delta"]) or 0.0
+
+    def price_at(epsilon: float, order: float | None) -> Price:
+        other = plan_evaluation(plan.subject, epsilon, delta, fields["options"])
+        return price_of_event(other.event, epsilon, delta, other.options["adjacency"], order)
+
+    asked = {"label": label, "features": features, "options": fields["options"]}
+    epsilon = plan.epsilon if plan.options["seed"] is None else None
+    return Bill("evaluate", fields["model"], asked, epsilon, delta, price_at)
 
 
 def _exact(plan: Evaluation, numbers: list[float], features: list[str], d: int) -> Metrics:

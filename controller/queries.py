@@ -24,7 +24,7 @@ class Query:
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
     "adjacency, support, trust, gap, passes, seconds, private, note, source, label, features, feature_bound, scale, "
-    "normalize, multiclass, categories, project_dim, project_seed, tuning, options, plan, event"
+    "normalize, multiclass, categories, project_dim, project_seed, tuning, options, plan, event, ledger_id"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128
@@ -80,6 +80,112 @@ def source_facts(source: int) -> Query:
         " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace"
         " WHERE c.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
         (str(source),),
+    )
+
+
+OWNED = (
+    "(pg_catalog.pg_has_role(bismarck_dp.caller(), c.relowner, 'MEMBER')"
+    " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid OPERATOR(pg_catalog.=) bismarck_dp.caller()))"
+)
+"""Whether the caller owns the rows of the table c."""
+
+COLUMNS = (
+    "pg_catalog.to_jsonb(ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a"
+    " JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid"
+    " WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped{}"
+    " ORDER BY a.attnum))"
+)
+"""Names of the columns of c."""
+
+OF_CATEGORY = " AND t.typcategory OPERATOR(pg_catalog.=) ANY ('{{{}}}'::pg_catalog.\"char\"[])"
+
+ARRAYS = COLUMNS.format(OF_CATEGORY.format("A"))
+NUMBERS = COLUMNS.format(OF_CATEGORY.format("N,B"))
+
+
+def protection(source: int) -> Query:
+    """What is remembered of a protected table, and what the caller is to it."""
+    return Query(
+        "SELECT (pg_catalog.to_jsonb(p) OPERATOR(pg_catalog.-) '{created,renyi_order}'::pg_catalog.text[]"
+        " OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('source', c.oid::pg_catalog.int8,"
+        " 'name', pg_catalog.format('%I.%I', n.nspname, c.relname), 'order', p.renyi_order,"
+        f" 'spent', pg_catalog.to_jsonb(s), 'owned', {OWNED}, 'arrays', {ARRAYS}, 'allowed',"
+        " EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) ANY (p.analysts)"
+        " AND pg_catalog.pg_has_role(bismarck_dp.caller(), r.oid, 'MEMBER'))))::pg_catalog.text AS facts"
+        " FROM bismarck_dp.protected p"
+        " JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) p.source"
+        " JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace,"
+        " LATERAL bismarck_dp.spent(p.id) s WHERE p.source::pg_catalog.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
+        (str(source),),
+    )
+
+
+def table_facts(source: int) -> Query:
+    """What decides whether a table can be protected."""
+    return Query(
+        "SELECT pg_catalog.jsonb_build_object('name', pg_catalog.format('%I.%I', n.nspname, c.relname),"
+        f" 'owned', {OWNED}, 'kind', c.relkind, 'temporary', c.relpersistence OPERATOR(pg_catalog.=) 't',"
+        " 'heap', c.relam OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_am"
+        " WHERE amname OPERATOR(pg_catalog.=) 'heap'),"
+        " 'system', n.nspname OPERATOR(pg_catalog.=) 'bismarck_dp' OR c.oid OPERATOR(pg_catalog.<) 16384 OR EXISTS"
+        " (SELECT FROM pg_catalog.pg_depend d WHERE d.objid OPERATOR(pg_catalog.=) c.oid"
+        " AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass"
+        " AND d.deptype OPERATOR(pg_catalog.=) 'e'),"
+        " 'related', EXISTS (SELECT FROM pg_catalog.pg_inherits i"
+        " WHERE i.inhrelid OPERATOR(pg_catalog.=) c.oid OR i.inhparent OPERATOR(pg_catalog.=) c.oid),"
+        " 'before', EXISTS (SELECT FROM bismarck_dp.protected p WHERE p.source IS NULL"
+        " AND p.name OPERATOR(pg_catalog.=) pg_catalog.format('%I.%I', n.nspname, c.relname)),"
+        f" 'columns', {COLUMNS.format('')}, 'arrays', {ARRAYS}, 'numbers', {NUMBERS}"
+        ")::pg_catalog.text AS facts"
+        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace"
+        " WHERE c.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
+        (str(source),),
+    )
+
+
+PROTECTED_COLUMNS = (
+    "name, epsilon, delta, composition, adjacency, renyi_order, rho, slack, summed_delta, analysts, columns, lengths,"
+    " classes"
+)
+
+
+def protect(row: dict[str, Any]) -> Query:
+    return Query(
+        f"INSERT INTO bismarck_dp.protected AS p (source, active, {PROTECTED_COLUMNS})"
+        f" SELECT ($1::pg_catalog.jsonb OPERATOR(pg_catalog.->>) 'source')::pg_catalog.oid, true, {PROTECTED_COLUMNS}"
+        " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.protected,"
+        " $1::pg_catalog.jsonb OPERATOR(pg_catalog.-) 'source')"
+        " ON CONFLICT (source) DO UPDATE SET active = true,"
+        f" ({PROTECTED_COLUMNS}) = ROW({', '.join('excluded.' + one.strip() for one in PROTECTED_COLUMNS.split(','))})",
+        (as_json(row),),
+    )
+
+
+def unprotect(source: int) -> Query:
+    return Query(
+        "UPDATE bismarck_dp.protected SET active = false"
+        " WHERE source::pg_catalog.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
+        (str(source),),
+    )
+
+
+def roles(names: list[str]) -> Query:
+    return Query(
+        "SELECT rolname::pg_catalog.text AS name FROM pg_catalog.pg_roles"
+        " WHERE rolname::pg_catalog.text OPERATOR(pg_catalog.=) ANY ($1::pg_catalog.text[])",
+        (names,),
+    )
+
+
+def admit(source: int) -> Query:
+    return Query("SELECT bismarck_dp.admit($1::pg_catalog.oid::pg_catalog.regclass)", (str(source),))
+
+
+def debit(entry: dict[str, Any]) -> Query:
+    return Query(
+        "SELECT * FROM bismarck_dp.debit($1::pg_catalog.jsonb OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object("
+        "'who', pg_catalog.pg_get_userbyid(bismarck_dp.caller()), 'login', SESSION_USER))",
+        (as_json(entry),),
     )
 
 

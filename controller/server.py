@@ -14,24 +14,44 @@ from bismarck_dp.tuning import make_candidates
 
 from .engines import Engine, PlpyEngine, Request
 from .evaluate import evaluate
+from .protect import budget, protect, unprotect
 from .train import check_model_name, explain, train
 from .tune import Tuning, tune
 
 
 def serve(plpy: Any, verb: str, request: str) -> str:
     """Answers a request. A refusal comes back under "error": the door raises it, which undoes whatever was done."""
+    engine = PlpyEngine(plpy)
     try:
         if verb not in VERBS:
             raise BismarckError(f'unknown verb "{verb}"')
-        answer = VERBS[verb](PlpyEngine(plpy), json.loads(request, parse_int=_parse_int))
+        answer = VERBS[verb](engine, json.loads(request, parse_int=_parse_int))
     except BismarckError as refusal:
         answer = _refusal(refusal.message, refusal.hint, refusal.sqlstate)
     except plpy.SPIError as error:
         details = getattr(error, "spidata", None) or (None, None, None)
-        answer = _refusal(str(error), details[2] or "", getattr(error, "sqlstate", None) or "XX000")
+        state = getattr(error, "sqlstate", None) or "XX000"
+        answer = _hushed(state) if engine.hushed else _refusal(str(error), details[2] or "", state)
     except Exception as bug:
-        answer = _refusal(f"internal error: {type(bug).__name__}: {bug}", "this is a bug: please report it", "XX000")
+        said = f"internal error: {type(bug).__name__}: {bug}"
+        answer = _hushed("XX000") if engine.hushed else _refusal(said, "this is a bug: please report it", "XX000")
     return json.dumps(answer, allow_nan=False)
+
+
+HUSHED = {
+    "57": "the run was cancelled",
+    "53": "the server has too little memory, disk or connections for the run",
+    "40": "the run met another transaction",
+    "55": "the run met another transaction",
+}
+"""What someone who may not read the rows is told of an error, by the class of its code."""
+
+
+def _hushed(state: str) -> dict[str, Any]:
+    """One of a few fixed texts: what an error says, and its code, may depend on rows."""
+    known = state[:2] in HUSHED
+    message = HUSHED[state[:2]] if known else "the run failed, which its owner can look into"
+    return _refusal(message, "what was paid stays spent", state if known else "XX000")
 
 
 def _parse_int(digits: str) -> int | float:
@@ -135,6 +155,34 @@ def _as_json(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
+def _source(fields: Any, verb: str) -> int:
+    if not isinstance(fields, dict):
+        raise BismarckError("malformed request", f"use dp_{verb}")
+    if fields.get("source") is None:
+        raise BismarckError("source is NULL", "it must be given", "22004")
+    return _as(int, fields["source"])
+
+
+def _protect(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    source = _source(fields, "protect")
+    if fields.get("epsilon") is None or fields.get("delta") is None:
+        raise BismarckError(
+            "epsilon or delta is NULL", "both must be given: a table's whole life has a budget", "22004"
+        )
+    epsilon, delta = _as(float, fields["epsilon"]), _as(float, fields["delta"])
+    said = protect(engine, source, epsilon, delta, fields.get("options"))
+    return {"said": said, "protected": [{"key": key, "value": as_text(value)} for key, value in said.items()]}
+
+
+def _unprotect(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    unprotect(engine, _source(fields, "unprotect"))
+    return {}
+
+
+def _budget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
+    return budget(engine, _source(fields, "budget"))
+
+
 def _forget(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
         raise BismarckError("model is NULL", "it must be given", "22004")
@@ -202,6 +250,9 @@ VERBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
     "tune": _tune,
     "explain": _explain,
     "evaluate": _evaluate,
+    "protect": _protect,
+    "unprotect": _unprotect,
+    "budget": _budget,
     "forget": _forget,
     "local_start": _local_start,
     "local_gradient": _local_gradient,

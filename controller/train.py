@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bismarck_dp.budget import Price, price_of_plan
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.plan import Plan, scales
 from bismarck_dp.scaling import measures, scales_by_column, with_bounds
@@ -16,6 +17,7 @@ from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import OPTIONS, Spec, unknown
 
 from .engines import Engine, Packed, Request, Shape, Shelf
+from .protect import Bill, check_paid, guard_of
 
 LONGEST_NAME = 200
 
@@ -48,15 +50,47 @@ def train(engine: Engine, request: Request, progress: Progress = quiet) -> dict[
     started = time.monotonic()
     check_names(request)
     source = engine.check(request)
-    shape = engine.describe(request)
+    guard = guard_of(engine, request)
+    request, shape = guard.shape(request)
     request = prepared(request, shape, projection_seed(request.spec))
-    fitted = fit(engine, request, make_plan(request.spec, shape.n, shape.d, engine.pulse), progress)
+    plan = make_plan(request.spec, shape.n, shape.d, engine.pulse)
+    engine.check_memory(plan)
+    request = replace(request, paid=guard.pay(bill_for(engine, "train", request, plan)))
+    fitted = fit(engine, request, plan, progress)
     weights = engine.release(fitted.packed, fitted.plan)
     engine.drop(fitted.packed)
     row = model_row(request, source, fitted, shape, weights, time.monotonic() - started)
     notes = (*fitted.plan.notes, *(shape.notes if fitted.plan.private else ()))
     warn_of(engine, notes, request.spec)
     return engine.register({**row, "note": "; ".join(notes)})
+
+
+def bill_for(engine: Engine, verb: str, request: Request, plan: Plan) -> Bill:
+    """One training, at its own epsilon or another."""
+
+    def price_at(epsilon: float, order: float | None) -> Price:
+        spec = replace(request.spec, epsilon=epsilon)
+        same = epsilon == request.spec.epsilon
+        return price_of_plan(plan if same else make_plan(spec, plan.n, plan.d, engine.pulse), order)
+
+    return Bill(verb, request.model, spec_of(request), priced(request.spec, [plan]), request.spec.delta, price_at)
+
+
+def priced(spec: Spec, plans: Sequence[Plan]) -> float | None:
+    """The epsilon that is to be paid for; None where nothing is private."""
+    return spec.epsilon if all(plan.private for plan in plans) else None
+
+
+def spec_of(request: Request) -> dict[str, Any]:
+    """What was asked for, as the ledger keeps it."""
+    spec = request.spec
+    return {
+        "algorithm": spec.algorithm,
+        "loss": spec.loss,
+        "label": request.label,
+        "features": request.features,
+        "options": set_options(spec),
+    }
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,7 @@ def fit(engine: Engine, request: Request, plan: Plan, progress: Progress = quiet
     if packed.rows != plan.n:
         # Rows came or went since they were counted. n is public: plan again for the rows that were packed.
         plan = make_plan(request.spec, packed.rows, plan.d, engine.pulse)
+        check_paid(request, lambda order: price_of_plan(plan, order))
     return make_passes(engine, packed, plan if bounds is None else with_bounds(plan, bounds), progress)
 
 
@@ -130,7 +165,7 @@ def _support(weights: list[float], plan: Plan) -> list[int] | None:
 
 def explain(engine: Engine, request: Request) -> dict[str, Any]:
     """The plan for a source: reads its n and d, counts classes unless they are named, and nothing else."""
-    shape = engine.describe(request, labels=False)
+    request, shape = guard_of(engine, request).shape(request, labels=False)
     spec = prepared(request, shape, projection_seed(request.spec)).spec
     return make_plan(spec, shape.n, shape.d, engine.pulse).explain()
 
@@ -207,9 +242,10 @@ def model_row(
         "categories": plan.spec.options["categories"],
         "project_dim": facts["project_dim"],
         "project_seed": None if facts["project_dim"] is None else plan.spec.options["project_seed"],
-        "options": _set_options(plan),
+        "options": set_options(plan.spec),
         "plan": facts,
         "event": facts["event"],
+        "ledger_id": None if request.paid is None else request.paid.entry,
     }
 
 
@@ -223,13 +259,12 @@ def _split(weights: list[float], plan: Plan) -> dict[str, list[float]]:
     }
 
 
-def _set_options(plan: Plan) -> dict[str, Any]:
+def set_options(spec: Spec) -> dict[str, Any]:
     """The options that differ from their defaults."""
-    options = plan.spec.options
     return {
-        name: options[name]
+        name: spec.options[name]
         for name, option in OPTIONS.items()
-        if options[name] != option.default and _finite(options[name])
+        if spec.options[name] != option.default and _finite(spec.options[name])
     }
 
 

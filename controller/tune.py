@@ -5,15 +5,18 @@ The controller knows what every candidate is, and nothing of how well one does.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from bismarck_dp.budget import Price, dearest, price_of_portions, price_of_trials
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.plan import Plan
 from bismarck_dp.scaling import measures
+from bismarck_dp.sgd import replace_options
 from bismarck_dp.spec import LONGEST_SHOWN, unknown
 from bismarck_dp.stopping import Stopping, Trials, plan_trials
 from bismarck_dp.tuning import (
@@ -35,20 +38,27 @@ from bismarck_dp.tuning import (
 )
 
 from .engines import Engine, Packed, Portions, Request, Shape, Shelf
+from .protect import Bill, Guard, check_paid, guard_of, refuse_protected
 from .train import (
     Fitted,
     Progress,
+    bill_for,
     check_names,
     fit,
     make_passes,
     model_row,
     prepared,
+    priced,
     projection_seed,
     quiet,
+    spec_of,
     warn_of,
 )
 
 FEWEST_TRIALS, MOST_TRIALS = 1.01, 10_000.0
+
+LIKELY = 5.0
+"""Standard deviations within which the sizes of portions are paid for."""
 
 MOST_SPLITS, MOST_TOSSES = 5, 50
 """How often a source may change while it is read, and coins may divide it into portions that are too small."""
@@ -91,6 +101,14 @@ class Tuning:
             _check_stopping(request, candidates, public_source, float(trials))
         return cls(request, candidates, str(method), public_source, float(trials))
 
+    def paid(self, price: Price | None) -> Tuning:
+        return replace(self, request=replace(self.request, paid=price))
+
+    def at(self, epsilon: float) -> Tuning:
+        """The same tuning at another epsilon."""
+        candidates = [replace(one, spec=replace(one.spec, epsilon=epsilon)) for one in self.candidates]
+        return replace(self, request=replace(self.request, spec=candidates[0].spec), candidates=candidates)
+
 
 def _check_stopping(request: Request, candidates: list[Candidate], public_source: int | None, trials: float) -> None:
     """Rows are packed once, before the first trial: what a trial would write, others could count."""
@@ -120,6 +138,7 @@ class Winner:
     fitted: Fitted
     weights: list[float]
     notes: tuple[str, ...]
+    paid: Price | None
     extra: dict[str, Any]
 
 
@@ -128,14 +147,23 @@ def tune(engine: Engine, tuning: Tuning, progress: Progress = quiet) -> dict[str
     started = time.monotonic()
     check_names(tuning.request)
     source = engine.check(tuning.request)
-    shape = engine.describe(tuning.request)
-    tuning = _prepared(tuning, shape)
+    guard = guard_of(engine, tuning.request)
+    tuning, shape = _shaped(tuning, guard)
     tuner = TUNERS[tuning.method] if tuning.public_source is None else _on_public_rows
-    winner = tuner(engine, tuning, shape, progress)
+    winner = tuner(engine, tuning, shape, guard, progress)
     notes = (*winner.notes, *(shape.notes if winner.fitted.plan.private else ()))
-    row = model_row(tuning.request, source, winner.fitted, shape, winner.weights, time.monotonic() - started)
+    request = replace(tuning.request, paid=winner.paid)
+    row = model_row(request, source, winner.fitted, shape, winner.weights, time.monotonic() - started)
     warn_of(engine, notes, tuning.request.spec)
     return engine.register({**row, "note": "; ".join(notes), **winner.extra})
+
+
+def _shaped(tuning: Tuning, guard: Guard) -> tuple[Tuning, Shape]:
+    """With the source's public shape, and the labels' coding that its owner has named."""
+    request, shape = guard.shape(tuning.request)
+    classes = {"classes": request.spec.options["classes"]}
+    candidates = [replace(one, spec=replace_options(one.spec, classes)) for one in tuning.candidates]
+    return _prepared(replace(tuning, request=request, candidates=candidates), shape), shape
 
 
 def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
@@ -151,9 +179,10 @@ def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
 # ---- portions ----
 
 
-def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, progress: Progress) -> Winner:
     count = len(tuning.candidates) + 1
     plans = _plans(engine, tuning, equal_sizes(shape.n, count), shape.d)
+    tuning = tuning.paid(guard.pay(_bill(engine, tuning, shape, plans)))
     portions, plans = _split(engine, tuning, shape, plans)
     fitted = _hold_all(engine, tuning.request, plans, portions, list(range(len(plans))), progress)
     judged = judging([one.plan for one in fitted])
@@ -167,7 +196,33 @@ def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, progress: Progres
         "selection_epsilon": selection_epsilon(tuning.request.spec),
     }
     extra = {"tuning": facts, "event": portions_event(plans).to_json()}
-    return Winner(fitted[place], weights, fitted[place].plan.notes, extra)
+    return Winner(fitted[place], weights, fitted[place].plan.notes, tuning.request.paid, extra)
+
+
+def _bill(engine: Engine, tuning: Tuning, shape: Shape, plans: list[Plan]) -> Bill:
+    """All portions and the choice. Coins make portions of other sizes: the price is that of the dearest likely ones."""
+    count, request = len(plans) + 1, tuning.request
+
+    def plans_at(epsilon: float, sizes: list[int]) -> list[Plan]:
+        if epsilon == request.spec.epsilon and sizes == [plan.n for plan in plans]:
+            return plans
+        return _plans(engine, tuning.at(epsilon), sizes, shape.d)
+
+    def price_at(epsilon: float, order: float | None) -> Price:
+        likely = [equal_sizes(shape.n, count)[:-1]]
+        if request.spec.options["adjacency"] == "zero-out":
+            spread = math.ceil(LIKELY * math.sqrt(shape.n / count))
+            likely += [[max(1, size + by) for size in likely[0]] for by in (-spread, spread)]
+        return dearest([price_of_portions(plans_at(epsilon, sizes), order) for sizes in likely])
+
+    epsilon = priced(request.spec, plans)
+    return Bill("tune", request.model, _asked(tuning), epsilon, request.spec.delta, price_at)
+
+
+def _asked(tuning: Tuning) -> dict[str, Any]:
+    """What was asked for, as the ledger keeps it."""
+    grid = [candidate.settings for candidate in tuning.candidates]
+    return {**spec_of(tuning.request), "method": tuning.method, "grid": grid}
 
 
 def _plans(engine: Engine, tuning: Tuning, sizes: list[int], d: int) -> list[Plan]:
@@ -188,7 +243,9 @@ def _split(engine: Engine, tuning: Tuning, shape: Shape, plans: list[Plan]) -> t
     count, request = len(plans) + 1, tuning.request
 
     def plans_for(portions: Portions) -> list[Plan]:
-        return [_plan(engine, *known) for known in zip(tuning.candidates, plans, portions.sizes)]
+        found = [_plan(engine, *known) for known in zip(tuning.candidates, plans, portions.sizes)]
+        check_paid(request, lambda order: price_of_portions(found, order))
+        return found
 
     if request.spec.options["adjacency"] == "zero-out":
         return _split_by_coins(engine, request, shape.d, [1] * count, plans_for)
@@ -268,9 +325,10 @@ def _runs(fitted: list[Fitted]) -> list[int]:
 # ---- a public table ----
 
 
-def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, progress: Progress) -> Winner:
     """One half of the public table to train on, the other to count errors on; then the winner, on the source."""
     assert tuning.public_source is not None
+    refuse_protected(engine, tuning.public_source, "public_source")
     request = replace(tuning.request, source=tuning.public_source)
     name, public = engine.source_facts(request)["name"], engine.describe(request)
     if public.d != shape.d:
@@ -284,17 +342,19 @@ def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, progress: Prog
     judged = judging([one.plan for one in fitted])
     place, _ = engine.choose(portions.tables[1], _runs(fitted), {**judged, "public": True})
     engine.drop_tables(portions.tables)
-    one = fit(engine, replace(tuning.request, spec=tuning.candidates[place].spec), final[place], progress)
+    chosen = replace(tuning.request, spec=tuning.candidates[place].spec)
+    chosen = replace(chosen, paid=guard.pay(bill_for(engine, "tune", chosen, final[place])))
+    one = fit(engine, chosen, final[place], progress)
     weights = engine.release(one.packed, one.plan)
     engine.drop(one.packed)
     facts = {"method": "public", "candidates": len(plans), "rows": portions.rows, "public_source": name, "cost": 0}
-    return Winner(one, weights, (*one.plan.notes, PUBLIC.format(name)), {"tuning": facts})
+    return Winner(one, weights, (*one.plan.notes, PUBLIC.format(name)), chosen.paid, {"tuning": facts})
 
 
 # ---- random stopping ----
 
 
-def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, progress: Progress) -> Winner:
+def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, progress: Progress) -> Winner:
     """Trials on four fifths of the rows, scores on the others. Nobody is told how many trials there are, so there is no
     progress to see, and a model says how long its own trial took. A trial writes nothing: rows are packed before, once
     for all candidates that want them packed alike. (Transactions are numbered when they write, as are runs, and anyone
@@ -302,7 +362,7 @@ def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, progress: 
     """
     stopping = Stopping(tuning.trials)
     whole = _plans(engine, tuning, [scored_sizes(shape.n)[0]] * len(tuning.candidates), shape.d)
-    portions, planned = _planned_trials(engine, tuning, shape, stopping)
+    tuning, portions, planned = _planned_trials(engine, tuning, shape, guard, stopping)
     coins = coins_of(tuning.request.spec)
     count = stopping.draw(coins.getrandbits)
     best, run, made = engine.next_run(), engine.next_run(), []
@@ -334,7 +394,9 @@ def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, progress: 
     }
     spec = tuning.request.spec
     totals = {"epsilon": spec.epsilon, "delta": spec.delta, "event": planned.event.to_json()}
-    return Winner(one, weights, whole[place].notes, {"tuning": facts, **totals, "seconds": seconds})
+    return Winner(
+        one, weights, whole[place].notes, tuning.request.paid, {"tuning": facts, **totals, "seconds": seconds}
+    )
 
 
 def _packings(plans: tuple[Plan, ...]) -> dict[str, Plan]:
@@ -346,24 +408,51 @@ def _packed(engine: Engine, request: Request, plan: Plan, portions: Portions) ->
     return engine.pack(engine.portion(request, portions, 0, plan.spec), plan)
 
 
-def _planned_trials(engine: Engine, tuning: Tuning, shape: Shape, stopping: Stopping) -> tuple[Portions, Trials]:
-    """Planned before the rows are split, and once more if the portions have other sizes."""
-    specs = [candidate.spec for candidate in tuning.candidates]
+def _planned_trials(
+    engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, stopping: Stopping
+) -> tuple[Tuning, Portions, Trials]:
+    """Planned and paid before the rows are split, and planned once more if the portions have other sizes."""
     sizes = scored_sizes(shape.n)
-    planned = plan_trials(specs, sizes[0], shape.d, sizes[1], stopping, engine.pulse)
+
+    def planned_at(tuning: Tuning, sizes: list[int]) -> Trials:
+        specs = [candidate.spec for candidate in tuning.candidates]
+        return plan_trials(specs, sizes[0], shape.d, sizes[1], stopping, engine.pulse)
+
+    planned = planned_at(tuning, sizes)
+    budget = (tuning.request.spec.epsilon or 0.0, tuning.request.spec.delta)
+    tuning = tuning.paid(guard.pay(_bill_of_trials(tuning, shape, planned, planned_at)))
+    request = tuning.request
 
     def planned_for(portions: Portions) -> Trials:
-        trained, scored = portions.sizes
-        same = portions.sizes == sizes
-        return planned if same else plan_trials(specs, trained, shape.d, scored, stopping, engine.pulse)
+        found = planned if portions.sizes == sizes else planned_at(tuning, portions.sizes)
+        check_paid(request, lambda order: price_of_trials(found, order, *budget))
+        return found
 
-    if tuning.request.spec.options["adjacency"] == "zero-out":
-        return _split_by_coins(engine, tuning.request, shape.d, SCORED, planned_for)
-    portions = _split_fixed(engine, tuning.request, shape, scored_sizes)
-    return portions, planned_for(portions)
+    if request.spec.options["adjacency"] == "zero-out":
+        return tuning, *_split_by_coins(engine, request, shape.d, SCORED, planned_for)
+    portions = _split_fixed(engine, request, shape, scored_sizes)
+    return tuning, portions, planned_for(portions)
 
 
-TUNERS: dict[str, Callable[[Engine, Tuning, Shape, Progress], Winner]] = {
+def _bill_of_trials(
+    tuning: Tuning, shape: Shape, planned: Trials, planned_at: Callable[[Tuning, list[int]], Trials]
+) -> Bill:
+    """All trials; with coins, at the dearest likely sizes. Planning takes seconds: no epsilon that fits is sought."""
+    spec, sizes = tuning.request.spec, scored_sizes(shape.n)
+
+    def price_at(epsilon: float, order: float | None) -> Price:
+        likely = [planned if epsilon == spec.epsilon else planned_at(tuning.at(epsilon), sizes)]
+        if spec.options["adjacency"] == "zero-out":
+            spread = math.ceil(LIKELY * math.sqrt(min(sizes)))
+            others = [[sizes[0] + by, max(1, sizes[1] - by)] for by in (-spread, spread)]
+            likely += [planned_at(tuning.at(epsilon), other) for other in others if min(other) > 0]
+        return dearest([price_of_trials(one, order, epsilon, spec.delta) for one in likely])
+
+    epsilon = spec.epsilon if all(plan.private for plan in planned.plans) else None
+    return Bill("tune", tuning.request.model, _asked(tuning), epsilon, spec.delta, price_at, quick=False)
+
+
+TUNERS: dict[str, Callable[[Engine, Tuning, Shape, Guard, Progress], Winner]] = {
     "portions": _by_portions,
     "random_stopping": _by_random_stopping,
 }

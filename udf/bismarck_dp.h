@@ -21,12 +21,14 @@
 typedef struct DpCaller {
     Oid role;
     const char *search_path;
+    Oid admitted; /* a protected table that is read with the extension's rights */
     struct DpCaller *outer;
 } DpCaller;
 
 extern Oid dp_caller_role(void);
 extern Oid dp_owner_of_function(Oid function);  /* of one of ours: the extension's owner */
 extern const char *dp_caller_search_path(void); /* NULL: the current one */
+extern bool dp_caller_is_admitted(Oid relation);
 extern void dp_set_option(const char *name, const char *value);
 
 /* ---- the state: one varlena that carries its solver's parameters and numbers (state.c) ---- */

@@ -23,6 +23,7 @@ PG_MODULE_MAGIC;
 
 PG_FUNCTION_INFO_V1(dp_call);
 PG_FUNCTION_INFO_V1(dp_caller);
+PG_FUNCTION_INFO_V1(dp_admit);
 
 void _PG_init(void);
 
@@ -67,6 +68,25 @@ Datum
 dp_caller(PG_FUNCTION_ARGS)
 {
     PG_RETURN_OID(dp_caller_role());
+}
+
+bool
+dp_caller_is_admitted(Oid relation)
+{
+    return innermost != NULL && OidIsValid(relation) && innermost->admitted == relation;
+}
+
+/*
+ * admit(source): from here to the end of this call, that table is read with the extension's rights. The controller says
+ * so of a protected table, once it knows who calls, and before the debit. A call within this call is not admitted.
+ */
+Datum
+dp_admit(PG_FUNCTION_ARGS)
+{
+    if (innermost == NULL)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("nobody is at the door")));
+    innermost->admitted = PG_GETARG_OID(0);
+    PG_RETURN_VOID();
 }
 
 Oid
@@ -114,6 +134,7 @@ keep_steps_quiet(Oid caller)
     dp_set_option("debug_print_parse", "off");
     dp_set_option("debug_print_rewritten", "off");
     dp_set_option("debug_print_plan", "off");
+    dp_set_option("track_functions", "none"); /* anyone may read how often a function was called */
     if (client_min_messages < NOTICE)
         dp_set_option("client_min_messages", "notice");
 }

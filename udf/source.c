@@ -10,6 +10,9 @@
 #include <math.h>
 
 #include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_am_d.h"
+#include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
@@ -184,7 +187,8 @@ source_query(const DpSource *source, bool label)
         appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
         comma = ", ";
     }
-    appendStringInfo(&query, " FROM %s",
+    /* What a protected table inherits to is not protected with it. */
+    appendStringInfo(&query, " FROM %s%s", dp_caller_is_admitted(source->relation) ? "ONLY " : "",
                      quote_qualified_identifier(get_namespace_name(get_rel_namespace(source->relation)),
                                                 get_rel_name(source->relation)));
     return query.data;
@@ -272,15 +276,28 @@ plan_query(const char *query)
     return pg_plan_query(linitial_node(Query, rewritten), query, 0, NULL);
 }
 
+/* A schema may be renamed while its tables are locked: the name must have led to the table that was looked at. */
 static void
-run_query(const char *query, Receiver *receiver)
+check_reads_only(const PlannedStmt *plan, Oid relation)
 {
+    RangeTblEntry *entry = linitial_node(RangeTblEntry, plan->rtable);
+
+    if (list_length(plan->rtable) != 1 || entry->rtekind != RTE_RELATION || entry->relid != relation)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE), errmsg("the source changed while it was read")));
+}
+
+static void
+run_query(const char *query, Receiver *receiver, bool admitted)
+{
+    PlannedStmt *plan;
     QueryDesc *desc;
 
     PushCopiedSnapshot(GetActiveSnapshot());
     UpdateActiveSnapshotCommandId();
-    desc =
-        CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
+    plan = plan_query(query);
+    if (admitted)
+        check_reads_only(plan, receiver->source->relation);
+    desc = CreateQueryDesc(plan, query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
     ExecutorStart(desc, 0);
 #if PG_VERSION_NUM >= 180000
     ExecutorRun(desc, ForwardScanDirection, 0);
@@ -295,12 +312,34 @@ run_query(const char *query, Receiver *receiver)
 
 /* A scan from the table's start, so that a seeded test sees one order; nothing is compiled for one pass. */
 static void
-set_scan_options(void)
+set_scan_options(bool admitted)
 {
-    if (dp_caller_search_path() != NULL)
+    if (!admitted && dp_caller_search_path() != NULL)
         dp_set_option("search_path", dp_caller_search_path());
     dp_set_option("synchronize_seqscans", "off");
     dp_set_option("jit", "off");
+}
+
+/*
+ * With the extension's rights, nothing is read but the stored columns of a heap: no view, foreign server or computed
+ * column, whose expressions would be evaluated with those rights.
+ */
+static void
+check_admitted(Oid relation)
+{
+    Relation source = table_open(relation, AccessShareLock);
+    bool stored = source->rd_rel->relkind == RELKIND_RELATION && source->rd_rel->relam == HEAP_TABLE_AM_OID;
+
+    for (int i = 0; i < source->rd_att->natts; i++) {
+        char generated = TupleDescAttr(source->rd_att, i)->attgenerated;
+
+        stored = stored && (generated == '\0' || generated == ATTRIBUTE_GENERATED_STORED);
+    }
+    table_close(source, NoLock);
+    if (!stored)
+        ereport(ERROR,
+                (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("the source is no plain table, and is read by nobody else"),
+                 errhint("Only its owner can train on it.")));
 }
 
 /*
@@ -316,13 +355,16 @@ dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg)
                          .receive = receive,
                          .arg = arg};
     int options = NewGUCNestLevel();
+    bool admitted = dp_caller_is_admitted(source->relation);
     Oid role;
     int context;
 
+    if (admitted)
+        check_admitted(source->relation);
     GetUserIdAndSecContext(&role, &context);
-    SetUserIdAndSecContext(dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
-    set_scan_options();
-    run_query(source_query(source, label), &receiver);
+    SetUserIdAndSecContext(admitted ? role : dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
+    set_scan_options(admitted);
+    run_query(source_query(source, label), &receiver, admitted);
     SetUserIdAndSecContext(role, context);
     AtEOXact_GUC(false, options);
 }

@@ -1,0 +1,442 @@
+"""Protected tables: what their owner has said, who may do what, and the debit before the rows are read.
+
+On a protected table, others than its owner train with the extension's rights: privately, on the columns they are
+allowed, and on nothing they would not have to pay for. What they are told before they pay is n, d and the labels'
+coding, which are public; d and the coding are what the owner has said, not what rows say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from bismarck_dp.accounting import ADJACENCIES
+from bismarck_dp.budget import COMPOSITIONS, Price, Spent, Total, largest_epsilon
+from bismarck_dp.errors import BismarckError
+from bismarck_dp.losses import LOSSES
+from bismarck_dp.solvers import MOST_FEATURES
+from bismarck_dp.spec import LONGEST_SHOWN, Spec, unknown
+
+from . import queries
+from .engines import Engine, Request, Shape
+
+OPTIONS = ("composition", "adjacency", "analysts", "columns", "lengths", "classes")
+
+BOUNDS = ("epsilon", "delta", "rho", "slack", "summed_delta", "order")
+
+UNIT = "row"
+"""What a neighbour differs in."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What is known about a table that is, or was, protected; and about the caller."""
+
+    id: int
+    source: int
+    name: str
+    active: bool
+    total: Total
+    adjacency: str
+    analysts: list[str]
+    columns: list[str] | None
+    lengths: dict[str, int]
+    classes: dict[str, list[float]]
+    spent: Spent
+    owned: bool
+    """whether the caller owns the table's rows"""
+    allowed: bool
+    """whether he may train"""
+    arrays: list[str]
+    """columns that are arrays now"""
+
+    @classmethod
+    def from_json(cls, text: str) -> Protection:
+        facts = json.loads(text, parse_float=Decimal)
+        numbers: dict[str, Any] = {name: _float(facts.pop(name)) for name in BOUNDS}
+        total = Total(composition=facts.pop("composition"), **numbers)
+        sums = facts.pop("spent")
+        if sums["mixed"]:
+            raise BismarckError(f"{facts['name']} has releases under two adjacencies", "nothing more can be released")
+        amounts: dict[str, Any] = {name: Decimal(sums[name]) for name in ("rho", "slack", "epsilon", "delta")}
+        spent = Spent(int(sums["releases"]), int(sums["unpriced"]), **amounts)
+        classes = {column: [float(value) for value in values] for column, values in facts.pop("classes").items()}
+        return cls(total=total, spent=spent, classes=classes, arrays=facts.pop("arrays"), **facts)
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def find(engine: Engine, source: int) -> Protection | None:
+    """What is remembered of a table, protected now or not."""
+    found = engine.send(queries.protection(source))
+    return Protection.from_json(found[0]["facts"]) if found else None
+
+
+# ---- what an owner does ----
+
+
+def protect(engine: Engine, source: int, epsilon: float, delta: float, options: Any) -> dict[str, Any]:
+    """Sets the budget of a table's whole life. What was spent stays spent, whatever is set anew."""
+    facts = _own_table(engine, source)
+    options = _parse(engine, options, facts)
+    old = find(engine, source)
+    used = old is not None and old.spent.releases > 0
+    if used and old is not None and options["adjacency"] != old.adjacency:
+        raise BismarckError(
+            f"{facts['name']} has releases under adjacency {old.adjacency}", f'leave "adjacency": "{old.adjacency}"'
+        )
+    # Divergences add up at one order: that of the first release.
+    order = old.total.order if used and old is not None else None
+    total = Total.create(epsilon, delta, options["composition"], order)
+    lengths = {**_measured_lengths(engine, source, facts, options), **options.pop("lengths")}
+    row = {
+        **options,
+        "source": source,
+        "name": facts["name"],
+        "epsilon": total.epsilon,
+        "delta": total.delta,
+        "renyi_order": total.order,
+        "rho": total.rho,
+        "slack": total.slack,
+        "summed_delta": total.summed_delta,
+        "lengths": lengths,
+    }
+    engine.send(queries.protect(row))
+    if facts["before"]:
+        engine.warn("a table of this name was protected before, and dropped: what was spent on it is in the ledger")
+    return {**_said(row), "releases": 0 if old is None else old.spent.releases}
+
+
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    """What dp_protect answers."""
+    names = ("name", "epsilon", "delta", "composition", "adjacency")
+    return {
+        **{("table" if name == "name" else name): row[name] for name in names},
+        "privacy_unit": UNIT,
+        "analysts": ", ".join(row["analysts"]),
+        "columns": "all" if row["columns"] is None else ", ".join(row["columns"]),
+        "lengths": row["lengths"],
+        "renyi_order": row["renyi_order"],
+        "rho": row["rho"],
+    }
+
+
+def unprotect(engine: Engine, source: int) -> None:
+    """Nothing is enforced from here on; the ledger remembers."""
+    _own_table(engine, source)
+    found = find(engine, source)
+    if found is None or not found.active:
+        raise _not_protected(engine, source)
+    engine.send(queries.unprotect(source))
+
+
+def budget(engine: Engine, source: int) -> dict[str, Any]:
+    """What a table may spend and has spent, for its owner and those who may train on it."""
+    found = find(engine, source)
+    if found is None or not (found.owned or (found.active and found.allowed)):
+        raise _not_protected(engine, source)
+    epsilon, delta = found.spent.cost(found.total)
+    return {
+        "epsilon_total": found.total.epsilon,
+        "epsilon_spent": epsilon,
+        "delta_total": found.total.delta,
+        "delta_spent": delta,
+        "releases": found.spent.releases,
+    }
+
+
+def _not_protected(engine: Engine, source: int) -> BismarckError:
+    name = _facts(engine, source)["name"]
+    return BismarckError(f"{name} is not protected, or not for you", "its owner protects it with dp_protect", "42501")
+
+
+def _facts(engine: Engine, source: int) -> dict[str, Any]:
+    found = engine.send(queries.table_facts(source))
+    if not found:
+        raise BismarckError("the table does not exist", "check its name and schema", "42P01")
+    return dict(json.loads(found[0]["facts"]))
+
+
+def _own_table(engine: Engine, source: int) -> dict[str, Any]:
+    """Facts of a table that its owner asks about, and that can be protected."""
+    facts = _facts(engine, source)
+    if not facts["owned"]:
+        raise BismarckError(f"only the owner of {facts['name']} may protect it", "ask its owner", "42501")
+    for refused, what in (
+        (facts["system"], "belongs to the system or to an extension"),
+        (facts["kind"] != "r", "is no plain table"),
+        (not facts["heap"], "is not stored as a heap"),
+        (facts["temporary"], "is temporary"),
+        (facts["related"], "is a partition, or has or is an inheritance child"),
+    ):
+        if refused:
+            raise BismarckError(
+                f"{facts['name']} {what}", "only a plain, permanent table of rows can be protected", "42809"
+            )
+    return facts
+
+
+def _parse(engine: Engine, options: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """Options of dp_protect, checked, with their defaults."""
+    if options is None or not isinstance(options, Mapping):
+        raise BismarckError("options is no object", 'it must be one, for example {"composition": "pure"}')
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown("option", name, OPTIONS)
+    found = {"composition": "zcdp", "adjacency": "replace", "columns": None, "lengths": {}, "classes": {}, **options}
+    for name, words in (("composition", COMPOSITIONS), ("adjacency", ADJACENCIES)):
+        if found[name] not in words:
+            raise unknown(name, found[name], words)
+    found["analysts"] = _roles(engine, found.get("analysts", ["dp_analyst"]))
+    if found["columns"] is not None:
+        _check_columns("columns", _names("columns", found["columns"]), facts)
+    _check_lengths(found["lengths"], facts)
+    _check_classes(found["classes"], facts)
+    return found
+
+
+def _names(option: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise BismarckError(f"{option} is no list of names", f'it must be one, for example {{"{option}": ["one"]}}')
+    return value
+
+
+def _roles(engine: Engine, value: Any) -> list[str]:
+    names = _names("analysts", value)
+    known = {row["name"] for row in engine.send(queries.roles(names))}
+    for name in names:
+        if name not in known:
+            raise BismarckError(f'role "{name[:LONGEST_SHOWN]}" does not exist', "create it first", "42704")
+    return names
+
+
+def _check_columns(option: str, names: Any, facts: dict[str, Any]) -> None:
+    for name in names:
+        if name not in facts["columns"]:
+            raise unknown(f"column in {option}", name, facts["columns"])
+
+
+def _check_lengths(lengths: Any, facts: dict[str, Any]) -> None:
+    whole = isinstance(lengths, dict) and all(
+        isinstance(length, int) and not isinstance(length, bool) and 0 < length <= MOST_FEATURES
+        for length in lengths.values()
+    )
+    if not whole:
+        raise BismarckError("lengths is no object of whole numbers", 'it must be one, for example {"x": 50}')
+    _check_columns("lengths", lengths, facts)
+
+
+def _check_classes(classes: Any, facts: dict[str, Any]) -> None:
+    if not isinstance(classes, dict):
+        raise BismarckError("classes is no object of lists", 'it must be one, for example {"y": [0, 1]}')
+    _check_columns("classes", classes, facts)
+    for values in classes.values():
+        Spec.create("sgd", "logistic", None, 0.0, {"classes": values})
+
+
+def _measured_lengths(engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]) -> dict[str, int]:
+    """How many numbers each array column holds, as the owner sees it. Public from here on."""
+    found = {}
+    for column in facts["arrays"]:
+        named = options["columns"] is None or column in options["columns"]
+        if column in options["lengths"] or not named or not facts["numbers"]:
+            continue
+        shape = engine.one(queries.describe(source, facts["numbers"][0], [column], False, {}))
+        if shape["longest"] < 0:
+            continue  # no row, or no array: its length can be given
+        if shape["shortest"] != shape["longest"]:
+            raise BismarckError(
+                f'arrays in column "{column}" differ in length', f'say what counts: {{"lengths": {{"{column}": 50}}}}'
+            )
+        found[column] = int(shape["longest"])
+    return found
+
+
+# ---- what a training asks ----
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Stands before a source. Without a protection it lets everyone through, with his own rights."""
+
+    engine: Engine
+    protection: Protection | None
+
+    @property
+    def stranger(self) -> bool:
+        """Whether rows are read for someone who does not own them."""
+        return self.protection is not None and not self.protection.owned
+
+    def shape(self, request: Request, labels: bool = True) -> tuple[Request, Shape]:
+        """n, d and the labels' coding; and the request, with the coding that the owner has named."""
+        if self.protection is None or not self.stranger:
+            return request, self.engine.describe(request, labels)
+        spec = request.spec
+        named = self.protection.classes.get(request.label)
+        if LOSSES[spec.loss].classification and spec.options["classes"] is None and named is not None:
+            request = replace(request, spec=replace(spec, options={**spec.options, "classes": named}))
+        return request, self.engine.public_shape(request, self._length(request))
+
+    def _length(self, request: Request) -> int | None:
+        """d, where the features are one array."""
+        assert self.protection is not None
+        column = request.features[0]
+        if len(request.features) > 1 or column not in self.protection.arrays:
+            return None
+        if column not in self.protection.lengths:
+            raise BismarckError(
+                f'how many numbers column "{column}" holds is not known',
+                f'the owner of {self.protection.name} says it in dp_protect: {{"lengths": {{"{column}": 50}}}}',
+            )
+        return self.protection.lengths[column]
+
+    def pay(self, bill: Bill) -> Price | None:
+        """Enters the release in the ledger before its rows are read; raises if it is not paid. What is not private is
+        free for the owner, and for nobody else.
+        """
+        found = self.protection
+        if found is None or bill.epsilon is None:
+            return None
+        price = bill.price_at(bill.epsilon, found.total.order).with_room()
+        if self.stranger:
+            self.engine.hushed = True
+        outcome, number = self.engine.debit(_entry(found, bill, price))
+        if outcome == "paid":
+            return replace(price, entry=number)
+        self.engine.hushed = False
+        if outcome == "refused":
+            raise self._refusal(bill)
+        raise BismarckError(
+            f"the protection of {found.name} is not committed yet, or was changed meanwhile: nothing was spent",
+            "try again, after COMMIT",
+            "55000",
+        )
+
+    def _refusal(self, bill: Bill) -> BismarckError:
+        """How much is left, and what would fit."""
+        assert self.protection is not None
+        assert bill.epsilon is not None
+        now = find(self.engine, self.protection.source) or self.protection
+        epsilon, delta = now.spent.cost(now.total)
+
+        def price_at(epsilon: float) -> Price:
+            return bill.price_at(epsilon, now.total.order).with_room()
+
+        fitting = largest_epsilon(now.total, now.spent, bill.epsilon, price_at) if bill.quick else None
+        hint = (
+            f"epsilon {fitting:g} would fit, with delta {bill.delta:g} and all else the same"
+            if fitting is not None
+            else "a smaller epsilon may fit"
+            if not bill.quick
+            else f"nothing above epsilon {bill.epsilon / 1000:g} would fit with delta {bill.delta:g}"
+        )
+        return BismarckError(
+            f"the budget of {now.name} does not allow epsilon {bill.epsilon:g} and delta {bill.delta:g}: of epsilon "
+            f"{now.total.epsilon:g}, {epsilon:.4g} is spent in {now.spent.releases} releases, and of delta "
+            f"{now.total.delta:g}, {delta:.4g}; nothing was spent now",
+            hint,
+            "53400",
+        )
+
+
+@dataclass(frozen=True)
+class Bill:
+    """A release to be paid for: what it is, and what it costs at any epsilon."""
+
+    verb: str
+    model: str
+    spec: dict[str, Any]
+    epsilon: float | None
+    """None: it is not private"""
+    delta: float
+    price_at: Callable[[float, float | None], Price]
+    """at an epsilon, and at the order that the table's divergences add up at"""
+    quick: bool = True
+    """whether prices are found fast enough to look for one that fits"""
+
+
+def guard(engine: Engine, source: int, label: str, features: list[str], private: bool, adjacency: Any) -> Guard:
+    """Refuses what a stranger may not do, before anything is read; lets him in if he may."""
+    found = find(engine, source)
+    if found is None or not found.active:
+        return Guard(engine, None)
+    if private and adjacency != found.adjacency:
+        raise BismarckError(
+            f"{found.name} is protected under adjacency {found.adjacency}",
+            f'use the option "adjacency": "{found.adjacency}"',
+            "42501",
+        )
+    if not found.owned:
+        _check_stranger(found, label, features, private)
+        engine.admit(source)
+    return Guard(engine, found)
+
+
+def check_paid(request: Request, price_at: Callable[[float | None], Price]) -> None:
+    """Refuses a run that costs more than was paid for it, because it was planned anew."""
+    if request.paid is not None and not request.paid.covers(price_at(request.paid.order)):
+        raise BismarckError(
+            "rows came or went while they were read, and what is there now would cost more than was paid",
+            "train on a table that nobody writes to meanwhile; what was paid stays spent",
+            "55006",
+        )
+
+
+def guard_of(engine: Engine, request: Request) -> Guard:
+    """The guard of a training."""
+    spec = request.spec
+    private = spec.epsilon is not None and spec.options["seed"] is None
+    return guard(engine, request.source, request.label, request.features, private, spec.options["adjacency"])
+
+
+def _check_stranger(found: Protection, label: str, features: list[str], private: bool) -> None:
+    if not found.allowed:
+        raise BismarckError(
+            f"permission denied for {found.name}, which is protected",
+            f"its owner lets members of {', '.join(found.analysts) or 'no role'} train on it",
+            "42501",
+        )
+    if not private:
+        raise BismarckError(
+            f"{found.name} is protected: only its owner may do without epsilon, or with a seed",
+            "give an epsilon and no seed",
+            "42501",
+        )
+    for column in [label, *features] if found.columns is not None else []:
+        if column not in (found.columns or []):
+            raise BismarckError(
+                f'column "{column[:LONGEST_SHOWN]}" of {found.name} is not open to training',
+                f"use {', '.join(found.columns or []) or 'none'}",
+                "42501",
+            )
+
+
+def refuse_protected(engine: Engine, source: int, what: str) -> None:
+    found = find(engine, source)
+    if found is not None and found.active:
+        raise BismarckError(
+            f"{what} is {found.name}, which is protected", "name a table whose rows are public", "42501"
+        )
+
+
+def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:
+    return {
+        "protected": found.id,
+        "table": str(found.source),
+        "source": found.name,
+        "verb": bill.verb,
+        "model": bill.model,
+        "spec": bill.spec,
+        "event": price.event.to_json(),
+        "adjacency": found.adjacency,
+        "renyi_order": price.order,
+        "rho": price.rho,
+        "slack": price.slack,
+        "epsilon": price.epsilon,
+        "delta": price.delta,
+    }
