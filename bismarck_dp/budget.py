@@ -239,15 +239,16 @@ class Spent:
 
     def cost(self, total: Total) -> tuple[float, float]:
         """Epsilon and delta of all of it, as sums or as divergences say, whichever epsilon is the smaller. Divergences
-        take all of the total's delta.
+        take all of the total's delta, or more if the total was lowered since.
         """
         if self.releases == 0:
             return 0.0, 0.0
         sums = float(self.epsilon), float(self.delta)
-        if total.order is None or total.slack is None or self.unpriced or self.slack > exact(total.slack):
+        if total.order is None or total.slack is None or self.unpriced:
             return sums
         left = total.order * float(self.rho) - order_bound(total.order, 0.0, total.delta)
-        diverged = max(0.0, left), total.delta
+        wrong = float(self.slack) * (1 + math.exp(min(max(0.0, left), 700.0)))
+        diverged = max(0.0, left), min(1.0, max(total.delta, CONVERTED * total.delta + wrong))
         return min(sums, diverged) if sums[1] <= total.delta else diverged
 
 

@@ -532,6 +532,74 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("table")
+@click.option("--epsilon", type=float, required=True, help="What all releases together may spend.")
+@click.option("--delta", type=float, default=0.0, show_default=True)
+@click.option("--composition", metavar="NAME", help="How releases add up: zcdp or pure.  [default: zcdp]")
+@click.option("--adjacency", metavar="NAME", help="Of all releases: replace or zero-out.  [default: replace]")
+@click.option("--analysts", metavar="ROLE,...", multiple=True, help="Who may train.  [default: dp_analyst]")
+@click.option("--columns", metavar="COLUMN,...", multiple=True, help="What they may name.  [default: all]")
+@_database_options
+def protect(
+    table: str, epsilon: float, delta: float, url: str | None, data: str | None, as_json: bool, **given: Any
+) -> None:
+    """Give TABLE, which you own, a budget for its whole life.
+
+    \b
+    Example:
+      bismarck-dp protect patients --epsilon 3 --delta 1e-6 --columns y,x
+    """
+    words = {name: given[name] for name in ("composition", "adjacency") if given[name] is not None}
+    lists = {name: _names(given[name]) for name in ("analysts", "columns") if given[name]}
+    with _open(url, data) as database:
+        said = database.protect(table, epsilon, delta, **words, **lists)
+    if as_json:
+        print_json(said)
+        return
+    print_facts(said)
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    return [name.strip() for part in given for name in part.split(",")]
+
+
+@main.command()
+@click.argument("table")
+@_database_options
+def unprotect(table: str, url: str | None, data: str | None, as_json: bool) -> None:
+    """Enforce nothing on TABLE any more. The ledger remembers what was spent.
+
+    \b
+    Example:
+      bismarck-dp unprotect patients
+    """
+    with _open(url, data) as database:
+        database.unprotect(table)
+    if as_json:
+        print_json({"unprotected": table})
+    else:
+        click.echo(f"{table} is protected no more")
+
+
+@main.command()
+@click.argument("table")
+@_database_options
+def budget(table: str, url: str | None, data: str | None, as_json: bool) -> None:
+    """What the protected TABLE may spend, and has spent.
+
+    \b
+    Example:
+      bismarck-dp budget patients --json
+    """
+    with _open(url, data) as database:
+        found = database.budget(table)
+    if as_json:
+        print_json(found)
+        return
+    print_facts(found)
+
+
+@main.command()
 @click.option("--n", type=click.IntRange(min=1), default=100, show_default=True, help="Rows of the tables.")
 @click.option("--d", type=click.IntRange(min=1), default=2, show_default=True, help="Features of the tables.")
 @click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Trainings on each table.")
