@@ -244,7 +244,7 @@ class Spent:
         if self.releases == 0:
             return 0.0, 0.0
         sums = float(self.epsilon), float(self.delta)
-        if total.order is None or total.slack is None or self.unpriced:
+        if total.order is None or total.delta == 0 or self.unpriced:
             return sums
         left = total.order * float(self.rho) - order_bound(total.order, 0.0, total.delta)
         wrong = float(self.slack) * (1 + math.exp(min(max(0.0, left), 700.0)))

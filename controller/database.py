@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from .audit import Audit
 
 
+BUDGET = ("epsilon_total", "epsilon_spent", "delta_total", "delta_spent", "releases")
+"""What dp_budget returns, in its order."""
+
+
 class Database:
     """A context manager around a SQLAlchemy engine; an embedded cluster that it started is stopped with it."""
 
@@ -208,8 +212,9 @@ class Database:
 
     def protect(self, table: str, epsilon: float, delta: float, **options: Any) -> dict[str, Any]:
         """Sets the budget of a table's whole life, by its owner; returns what holds from here on."""
-        return dict(self._of_table("protect", table, epsilon=_as_text(epsilon), delta=_as_text(delta),
-                                   options=plain(options))["said"])  # fmt: skip
+        fields = {"epsilon": _as_text(epsilon), "delta": _as_text(delta), "options": plain(options)}
+        answer = self._of_table("protect", table, **fields)
+        return {row["key"]: answer["said"][row["key"]] for row in answer["protected"]}
 
     def unprotect(self, table: str) -> None:
         """Nothing is enforced from here on; the ledger remembers."""
@@ -217,7 +222,8 @@ class Database:
 
     def budget(self, table: str) -> dict[str, Any]:
         """What a protected table may spend, and has spent."""
-        return dict(self._of_table("budget", table))
+        found = self._of_table("budget", table)
+        return {name: found[name] for name in BUDGET}
 
     def ledger(self) -> list[dict[str, Any]]:
         """Entries that this user made, and those of this user's tables, oldest first."""
