@@ -257,12 +257,13 @@ def exact(number: float) -> Decimal:
     return Decimal(repr(float(number)))
 
 
-TRIES = 8
+TRIES, CLOSE = 8, 1.005
 
 
 def largest_epsilon(total: Total, spent: Spent, asked: float, price_at: Callable[[float], Price]) -> float | None:
-    """An epsilon below the one that was asked for, in three digits, whose release would be paid: the largest that
-    halving logarithms finds. None if there is none above a thousandth.
+    """An epsilon below the one that was asked for, in three digits, whose release would be paid: nearly the largest.
+    Plans take time, so the search begins where divergences, which grow with its square, or sums leave off. None if there
+    is none above a thousandth of it.
     """
 
     def fits(epsilon: float) -> bool:
@@ -271,19 +272,29 @@ def largest_epsilon(total: Total, spent: Spent, asked: float, price_at: Callable
         except BismarckError:  # no plan at all
             return False
 
-    low, high = _three_digits(asked / 1000), asked
-    if not fits(low):
-        return None
+    low, high = asked / 1000, asked
+    left = float(exact(total.epsilon) - spent.epsilon)
+    guesses = [left, *(by * _guess(total, spent, asked, price_at) for by in (1 / CLOSE, CLOSE))]
+    for guess in [_three_digits(guess) for guess in guesses if low < guess < asked]:
+        if low < guess < high:
+            low, high = (guess, high) if fits(guess) else (low, guess)
     for _ in range(TRIES):
+        if high <= low * CLOSE:
+            break
         middle = _three_digits(math.sqrt(low * high))
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    low = _three_digits(low)
+    return low if low > asked / 1000 or fits(low) else None
+
+
+def _guess(total: Total, spent: Spent, asked: float, price_at: Callable[[float], Price]) -> float:
+    price = price_at(asked)
+    if total.rho is None or not price.rho:
+        return 0.0
+    return asked * math.sqrt(max(0.0, total.rho - float(spent.rho)) / price.rho)
 
 
 def _three_digits(number: float) -> float:
     """Rounded down."""
     digits = 2 - math.floor(math.log10(number))
-    return float(Decimal(number).quantize(Decimal(1).scaleb(-digits), ROUND_DOWN))
+    return float(exact(number).quantize(Decimal(1).scaleb(-digits), ROUND_DOWN))

@@ -337,11 +337,15 @@ class Guard:
         )
         return BismarckError(
             f"the budget of {now.name} does not allow epsilon {bill.epsilon:g} and delta {bill.delta:g}: of epsilon "
-            f"{now.total.epsilon:g}, {epsilon:.4g} is spent in {now.spent.releases} releases, and of delta "
+            f"{now.total.epsilon:g}, {epsilon:.4g} is spent by {_releases(now.spent)}, and of delta "
             f"{now.total.delta:g}, {delta:.4g}; nothing was spent now",
             hint,
             "53400",
         )
+
+
+def _releases(spent: Spent) -> str:
+    return f"{spent.releases} release{'' if spent.releases == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -416,8 +416,17 @@ def test_an_epsilon_that_fits_is_found_and_a_larger_one_does_not(asked: float, s
     found = largest_epsilon(total, spent, asked, price_at)
     assert found is not None
     assert spent.plus(price_at(found)).within(total)
-    assert not spent.plus(price_at(found * 1.1)).within(total)
+    assert not spent.plus(price_at(found * 1.03)).within(total)
     assert len(f"{found:g}".replace(".", "").strip("0")) <= 3
+
+
+@pytest.mark.parametrize("spends", [0.5, 0.123, 0.3, 0.995])
+def test_all_that_sums_leave_fits(spends: float) -> None:
+    total = Total.create(1.0, 0.0)
+    spent = Spent().plus(Price(LaplaceDpEvent(1 / spends), spends, 0.0))
+    found = largest_epsilon(total, spent, 0.97, lambda epsilon: Price(LaplaceDpEvent(1 / epsilon), epsilon, 0.0))
+    assert found is not None
+    assert 0.998 * (1 - spends) <= found <= 1 - spends + 1e-15
 
 
 def test_nothing_fits_once_all_is_spent() -> None:
