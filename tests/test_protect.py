@@ -1,0 +1,403 @@
+"""Protected tables: who may train on what, what it costs, and what the owner has said instead of what rows say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy
+from conftest import needed, plans, two_classes
+
+from bismarck_dp import BismarckError, Spec, make_plan
+from bismarck_dp.accounting import Event
+from bismarck_dp.budget import price_of_event
+from bismarck_dp.controller.database import Database
+from bismarck_dp.controller.engines import Request, SqlEngine
+from bismarck_dp.controller.train import train
+from bismarck_dp.solvers import SOLVERS
+
+PRIVATE = [name for name in SOLVERS if plans(name, 1.0, 1e-6, "replace") and name not in ("sgd", "cd", "gcd", "scd")]
+
+
+@pytest.fixture
+def allowed(analyst: Database, sql: Any) -> Database:
+    """A member of dp_analyst, who owns nothing."""
+    sql("GRANT dp_analyst TO analyst")
+    return analyst
+
+
+@pytest.fixture
+def rows(table: Any) -> Any:
+    return table(*two_classes(400, 3))
+
+
+def entry_of(db: Database, model: Any) -> dict[str, Any]:
+    return next(entry for entry in db.ledger() if entry["id"] == model.ledger_id)
+
+
+# ---- what is paid ----
+
+
+@pytest.mark.parametrize("algorithm", PRIVATE)
+def test_every_private_algorithm_pays_for_its_event(db: Database, allowed: Database, rows: Any, algorithm: str) -> None:
+    db.protect(rows.name, 8.0, 1e-4)
+    model = allowed.train(rows.name, epsilon=0.5, delta=1e-8, algorithm=algorithm, **needed(algorithm))
+    entry = entry_of(db, model)
+    assert entry["event"] == model.event
+    assert (entry["verb"], entry["outcome"], entry["model"], entry["who"]) == ("train", "paid", model.name, "analyst")
+    assert (entry["epsilon"], entry["delta"], entry["adjacency"]) == (0.5, 1e-8, "replace")
+    event = Event.from_json(model.event)
+    assert entry["rho"] >= price_of_event(event, 0.5, 1e-8, "replace", entry_order(db, rows)).rho
+    assert model.private
+
+
+def entry_order(db: Database, rows: Any) -> float:
+    with db.engine.begin() as connection:
+        query = f"SELECT renyi_order FROM bismarck_dp.protected WHERE source = '{rows.name}'::regclass"
+        return float(connection.exec_driver_sql(query).scalar_one())
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "zero-out"])
+@pytest.mark.parametrize("method", ["portions", "random_stopping"])
+def test_a_tuning_pays_once_for_everything(
+    db: Database, allowed: Database, rows: Any, method: str, adjacency: str
+) -> None:
+    db.protect(rows.name, 3.0, 1e-6, adjacency=adjacency)
+    grid = {"lambda": [0.1, 0.01]}
+    model = allowed.tune(
+        rows.name, grid=grid, epsilon=1.0, delta=1e-8, method=method, trials=3.0, adjacency=adjacency, batch_size=10
+    )
+    entry = entry_of(db, model)
+    assert [one["outcome"] for one in db.ledger() if one["table"] == rows.name] == ["paid"]
+    assert (entry["verb"], entry["spec"]["method"], len(entry["spec"]["grid"])) == ("tune", method, 2)
+    assert 0 < entry["rho"] <= 0.5
+    assert db.budget(rows.name)["releases"] == 1
+
+
+def test_a_tuning_by_coins_pays_for_the_portions_it_may_get(db: Database, allowed: Database, rows: Any) -> None:
+    """Samples cost more where a portion is smaller: the price is that of the dearest likely sizes."""
+    db.protect(rows.name, 20.0, 1e-4, adjacency="zero-out")
+    for _ in range(5):
+        allowed.tune(
+            rows.name,
+            grid={"batch_size": [5, 10]},
+            epsilon=1.0,
+            delta=1e-8,
+            algorithm="dpsgd",
+            adjacency="zero-out",
+            epochs=2,
+        )
+    assert db.budget(rows.name)["releases"] == 5
+
+
+def test_tuning_on_public_rows_pays_for_the_winner(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
+    db.protect(rows.name, 3.0, 1e-6)
+    with allowed.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE seen AS SELECT 2.0 * (i %% 2) - 1 AS y, ARRAY[i %% 2, 0.1, 0.2]::float4[] AS x"
+            " FROM generate_series(1, 300) i"
+        )
+    with pytest.warns(UserWarning, match="taken as public"):
+        model = allowed.tune(
+            rows.name, grid={"lambda": [0.1, 0.01]}, epsilon=1.0, delta=1e-8, public_source="seen", batch_size=10
+        )
+    entry = entry_of(db, model)
+    assert entry["event"] == model.event
+    assert entry["epsilon"] == 1.0
+    db.protect(rows.name, 3.0, 1e-6)
+    with pytest.raises(BismarckError, match=f"public_source is public.{rows.name}, which is protected"):
+        allowed.tune("seen", grid={"lambda": [0.1]}, epsilon=1.0, public_source=rows.name)
+
+
+def test_evaluations_are_paid_for(db: Database, allowed: Database, rows: Any) -> None:
+    db.protect(rows.name, 3.0, 1e-6)
+    model = allowed.train(rows.name, epsilon=0.5, model="judged")
+    assert allowed.evaluate(model, rows.name, epsilon=0.5)["accuracy"] is not None
+    assert [(entry["verb"], entry["epsilon"]) for entry in db.ledger() if entry["table"] == rows.name] == [
+        ("train", 0.5),
+        ("evaluate", 0.5),
+    ]
+    with pytest.raises(BismarckError, match="only its owner may do without epsilon"):
+        allowed.evaluate(model, rows.name)
+    with pytest.raises(BismarckError, match="does not allow epsilon 3 and"):
+        allowed.evaluate(model, rows.name, epsilon=3.0)
+    assert db.evaluate("judged", rows.name)["n"] == 400, "the owner looks for free"
+    assert db.budget(rows.name)["releases"] == 2
+
+
+def test_the_owner_pays_for_private_models_and_for_no_other(db: Database, rows: Any) -> None:
+    db.protect(rows.name, 1.0, 0.0)
+    assert db.train(rows.name, algorithm="sgd").ledger_id is None
+    with pytest.warns(UserWarning, match="NOT PRIVATE"):
+        assert db.train(rows.name, epsilon=0.5, seed=1).ledger_id is None
+    assert db.train(rows.name, epsilon=0.75).ledger_id is not None
+    assert db.budget(rows.name) == {
+        "epsilon_total": 1.0,
+        "epsilon_spent": 0.75,
+        "delta_total": 0.0,
+        "delta_spent": 0.0,
+        "releases": 1,
+    }
+    with pytest.raises(BismarckError, match=r"does not allow epsilon 0\.5") as refusal:
+        db.train(rows.name, epsilon=0.5)
+    assert refusal.value.hint == "epsilon 0.25 would fit, with delta 0 and all else the same"
+    assert db.train(rows.name, epsilon=0.25).ledger_id is not None
+
+
+def test_a_table_that_is_not_protected_is_nobodys_business(db: Database, rows: Any) -> None:
+    before = len(db.ledger())
+    assert db.train(rows.name, epsilon=1.0).ledger_id is None
+    assert len(db.ledger()) == before
+
+
+def test_a_refusal_before_the_debit_spends_nothing(db: Database, allowed: Database, rows: Any) -> None:
+    db.protect(rows.name, 3.0, 1e-6, columns=["y", "x"])
+    allowed.train(rows.name, epsilon=0.5, model="taken")
+    for wrong, message in (
+        ({"epsilon": 0.5, "model": "taken"}, "is taken"),
+        ({"epsilon": 0.5, "loss": "hinge"}, "hinge"),
+        ({"epsilon": 0.5, "features": "z"}, "not open to training"),
+        ({"epsilon": 0.5, "label": "id"}, "not open to training"),
+        ({"epsilon": 0.5, "batch_size": 401}, "batch_size"),
+        ({"epsilon": 0.5, "adjacency": "zero-out"}, "protected under adjacency replace"),
+        ({"epsilon": 1e-9}, "rounding alone"),
+        (
+            {"epsilon": 0.5, "scale": "quantile", "scale_range": [1e-15, 1e15], "delta": 1e-8, "seed": 1},
+            "only the owner",
+        ),
+    ):
+        with pytest.raises(BismarckError, match=message):
+            allowed.train(rows.name, **wrong)
+    assert db.budget(rows.name)["releases"] == 1
+
+
+def test_too_little_memory_spends_nothing(db: Database, allowed: Database, table: Any) -> None:
+    """Counts of measured bounds, too: that is looked at before the debit."""
+    rows = table(*two_classes(60, 1500))
+    db.protect(rows.name, 3.0, 1e-6)
+    with allowed.engine.connect() as connection:
+        connection.exec_driver_sql("SET maintenance_work_mem = '1MB'")
+        options = '{"scale": "quantile", "private_scale": 0.5, "scale_range": [1e-15, 1e15]}'
+        with pytest.raises(Exception, match="measuring bounds of 1500 features takes"):
+            connection.exec_driver_sql(
+                f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 1.0, 1e-8, options => '{options}')"
+            )
+    assert db.budget(rows.name)["releases"] == 0
+
+
+# ---- who may ----
+
+
+def test_members_of_the_named_roles_alone(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
+    sql("CREATE ROLE team")
+    try:
+        db.protect(rows.name, 3.0, 0.0, analysts=["team"])
+        with pytest.raises(BismarckError, match=r"permission denied for .*, which is protected"):
+            allowed.train(rows.name, epsilon=0.5)
+        sql(f"GRANT SELECT ON {rows.name} TO analyst")
+        with pytest.raises(BismarckError, match=r"permission denied for .*, which is protected"):
+            allowed.train(rows.name, epsilon=0.5)
+        for call in (allowed.explain, allowed.train):
+            with pytest.raises(BismarckError, match="permission denied"):
+                call(rows.name, epsilon=0.5)
+        with pytest.raises(BismarckError, match="not protected, or not for you"):
+            allowed.budget(rows.name)
+        sql(f"REVOKE ALL ON {rows.name} FROM analyst; GRANT team TO analyst")
+        assert allowed.train(rows.name, epsilon=0.5).private
+        assert allowed.budget(rows.name)["epsilon_spent"] == 0.5
+        db.protect(rows.name, 3.0, 0.0, analysts=[])
+        with pytest.raises(BismarckError, match="permission denied"):
+            allowed.train(rows.name, epsilon=0.5)
+    finally:
+        db.unprotect(rows.name)
+        sql("DROP ROLE team")
+
+
+def test_unprotected_again_the_callers_own_rights_count(db: Database, allowed: Database, rows: Any) -> None:
+    db.protect(rows.name, 3.0, 0.0)
+    allowed.train(rows.name, epsilon=0.5)
+    db.unprotect(rows.name)
+    with pytest.raises(BismarckError, match="permission denied for table"):
+        allowed.train(rows.name, epsilon=0.5)
+    with pytest.raises(BismarckError, match="not protected"):
+        db.unprotect(rows.name)
+    assert db.budget(rows.name)["epsilon_spent"] == 0.5, "the owner still sees it"
+    assert db.protect(rows.name, 1.0, 0.0)["releases"] == 1
+    with pytest.raises(BismarckError, match="does not allow"):
+        allowed.train(rows.name, epsilon=0.6)
+
+
+def test_the_ledger_shows_everyone_their_own(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
+    db.protect(rows.name, 3.0, 0.0)
+    db.train(rows.name, model="ours", epsilon=0.25)
+    allowed.train(rows.name, model="theirs", epsilon=0.5)
+    assert {entry["who"] for entry in allowed.ledger()} == {"analyst"}
+    assert {entry["who"] for entry in db.ledger() if entry["table"] == rows.name} == {"postgres", "analyst"}
+    sql(f"ALTER TABLE {rows.name} OWNER TO analyst")
+    assert {entry["who"] for entry in allowed.ledger() if entry["table"] == rows.name} == {"postgres", "analyst"}
+    sql(f"ALTER TABLE {rows.name} OWNER TO postgres")
+
+
+KINDS = {
+    "view": ("CREATE VIEW odd AS SELECT * FROM {0}", "DROP VIEW odd", "is no plain table"),
+    "materialised view": (
+        "CREATE MATERIALIZED VIEW odd AS SELECT * FROM {0}",
+        "DROP MATERIALIZED VIEW odd",
+        "is no plain table",
+    ),
+    "partitioned": ("CREATE TABLE odd (y float8) PARTITION BY RANGE (y)", "DROP TABLE odd", "is no plain table"),
+    "inherits": ("CREATE TABLE odd () INHERITS ({0})", "DROP TABLE odd", "inheritance child"),
+    "temporary": ("CREATE TEMP TABLE odd (y float8)", "DROP TABLE odd", "is temporary"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_protected(db: Database, rows: Any, kind: str) -> None:
+    make, drop, message = (text.format(rows.name) for text in KINDS[kind])
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql(make)
+        with pytest.raises(Exception, match=message), connection.begin_nested():
+            connection.exec_driver_sql("SELECT dp_protect('odd', 1, 0)")
+        connection.exec_driver_sql(drop)
+        connection.rollback()
+
+
+def test_system_tables_cannot_be_protected(db: Database) -> None:
+    for name in ("pg_catalog.pg_authid", "bismarck_dp.model", "bismarck_dp.entry"):
+        with pytest.raises(BismarckError, match="belongs to the system or to an extension"):
+            db.protect(name, 1.0, 0.0)
+
+
+# ---- what the owner has said ----
+
+
+def test_arrays_of_other_lengths_count_for_nothing(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
+    said = db.protect(rows.name, 3.0, 0.0)
+    assert said["lengths"] == {"x": 3}
+    sql(f"UPDATE {rows.name} SET x = '{{1,2,3,4,5}}' WHERE id = 7")
+    assert allowed.train(rows.name, epsilon=0.5).d == 3
+    assert allowed.explain(rows.name, epsilon=0.5)["d"] == 3
+    with pytest.raises(BismarckError, match="differ in length"):
+        db.train(rows.name, epsilon=0.5)
+    with pytest.raises(BismarckError, match="differ in length"):
+        db.protect(rows.name, 3.0, 0.0)
+    assert db.protect(rows.name, 3.0, 0.0, lengths={"x": 3})["lengths"] == {"x": 3}
+
+
+def test_a_length_that_nobody_said(db: Database, allowed: Database, sql: Any) -> None:
+    sql("CREATE TABLE hollow (y float8, x float8[])")
+    try:
+        assert db.protect("hollow", 3.0, 0.0)["lengths"] == {}
+        sql("INSERT INTO hollow SELECT i % 2, ARRAY[i, 1] FROM generate_series(1, 100) i")
+        with pytest.raises(BismarckError, match='how many numbers column "x" holds is not known'):
+            allowed.train("hollow", epsilon=0.5)
+        db.protect("hollow", 3.0, 0.0, lengths={"x": 2})
+        assert allowed.train("hollow", epsilon=0.5).d == 2
+    finally:
+        sql("DROP TABLE hollow")
+
+
+def test_the_coding_is_what_the_owner_said(db: Database, allowed: Database, table: Any) -> None:
+    x, y = two_classes(300, 3)
+    rows = table(x, (y + 1) / 2)
+    db.protect(rows.name, 9.0, 0.0)
+    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [-1.0, 1.0], "not found by looking"
+    db.protect(rows.name, 9.0, 0.0, classes={"y": [0, 1]})
+    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [0.0, 1.0]
+    assert allowed.tune(rows.name, grid={"lambda": [0.1, 1.0]}, epsilon=0.5, batch_size=5).classes.tolist() == [
+        0.0,
+        1.0,
+    ]
+    db.protect(rows.name, 9.0, 0.0, classes={"y": [0, 1, 2]})
+    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [0.0, 1.0, 2.0]
+    assert allowed.train(rows.name, epsilon=0.5, classes=[1, 0]).classes.tolist() == [1.0, 0.0]
+
+
+def test_a_boolean_label_has_a_coding_of_its_own(db: Database, allowed: Database, sql: Any) -> None:
+    sql("CREATE TABLE truth AS SELECT i % 2 = 0 AS y, i / 100.0 AS a, 1 AS b FROM generate_series(1, 100) i")
+    try:
+        db.protect("truth", 3.0, 0.0)
+        model = allowed.train("truth", features=["a", "b"], epsilon=0.5)
+        assert (model.classes.tolist(), model.d) == ([0.0, 1.0], 2)
+    finally:
+        sql("DROP TABLE truth")
+
+
+def test_the_order_is_kept_once_something_was_spent(db: Database, rows: Any) -> None:
+    first = db.protect(rows.name, 3.0, 1e-6)
+    assert db.protect(rows.name, 1.0, 1e-6)["renyi_order"] != first["renyi_order"], "nothing was spent"
+    kept = db.protect(rows.name, 3.0, 1e-6)["renyi_order"]
+    db.train(rows.name, epsilon=0.5, delta=1e-8)
+    lower = db.protect(rows.name, 2.5, 1e-6)
+    assert lower["renyi_order"] == kept
+    assert lower["rho"] < first["rho"]
+    with pytest.raises(BismarckError, match="has releases under adjacency replace"):
+        db.protect(rows.name, 3.0, 1e-6, adjacency="zero-out")
+    assert db.protect(rows.name, 3.0, 1e-6, composition="pure")["rho"] is None
+
+
+# ---- rows that come between the count and the packing ----
+
+
+class Busy(SqlEngine):
+    """Somebody writes to the table right after the debit."""
+
+    database: Database
+    statement: str
+
+    def debit(self, entry: dict[str, Any]) -> tuple[str, int | None]:
+        answer = super().debit(entry)
+        with self.database.engine.begin() as other:
+            other.exec_driver_sql(self.statement)
+        return answer
+
+
+def train_busily(db: Database, rows: Any, statement: str, algorithm: str) -> dict[str, Any]:
+    with db.engine.begin() as connection:
+        engine = Busy(connection)
+        engine.database, engine.statement = db, statement
+        oid = connection.exec_driver_sql(f"SELECT '{rows.name}'::regclass::oid").scalar_one()
+        spec = Spec.create(algorithm, "logistic", 0.5, 1e-8, {"batch_size": 5})
+        return train(engine, Request(oid, "busy", "y", ["x"], spec))
+
+
+@pytest.mark.parametrize("algorithm", ["bolton", "dpsgd", "scs13"])
+def test_a_few_rows_more_are_paid_for(db: Database, rows: Any, algorithm: str) -> None:
+    db.protect(rows.name, 3.0, 1e-6)
+    more = f"INSERT INTO {rows.name} (id, y, x) VALUES (1000, 1, '{{0,0,0}}')"
+    assert train_busily(db, rows, more, algorithm)["n"] == 401
+
+
+def test_rows_that_went_and_make_it_dearer_are_refused(db: Database, table: Any) -> None:
+    """Of few rows a sample of five is a larger share: its divergence at one order is larger, for the same epsilon."""
+    rows = table(*two_classes(20_000, 3))
+    db.protect(rows.name, 3.0, 1e-6)
+    spec = Spec.create("dpsgd", "logistic", 0.5, 1e-8, {"batch_size": 5})
+    order = entry_order(db, rows)
+    costs = [price_of_event(make_plan(spec, n, 3).event, 0.5, 1e-8, "replace", order).rho for n in (20_000, 400)]
+    assert costs[1] > costs[0] * 1.002, f"or this test shows nothing: {costs}"
+    with pytest.raises(BismarckError, match="rows came or went while they were read"):
+        train_busily(db, rows, f"DELETE FROM {rows.name} WHERE id > 400", "dpsgd")
+    assert db.budget(rows.name)["releases"] == 1, "paid all the same"
+    assert db.models() == []
+
+
+def test_a_protection_of_another_transaction_is_seen_at_once(db: Database, rows: Any) -> None:
+    """And one of this transaction is not: the debit is another session's."""
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql(f"SELECT dp_protect('{rows.name}', 1, 0)")
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match="is not committed yet"), connection.begin_nested():
+            connection.exec_driver_sql(f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.5)")
+        connection.commit()
+        connection.exec_driver_sql(f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.5)")
+    assert db.budget(rows.name)["releases"] == 1
+
+
+def test_labels_of_no_coding_are_not_heard_of(db: Database, allowed: Database, table: Any) -> None:
+    """What the owner is refused for, an analyst must not be told."""
+    rows = table(np.ones((100, 2)) / 4, np.arange(100.0))
+    db.protect(rows.name, 3.0, 0.0)
+    with pytest.raises(BismarckError, match="has other values than"):
+        db.train(rows.name, epsilon=0.5)
+    assert allowed.train(rows.name, epsilon=0.5).n == 100
