@@ -30,7 +30,7 @@ env: .venv/.extension .venv/.package
 	touch $@
 
 # Next to the package, where `bismarck_dp.embedded` finds it; PostgreSQL's own directories are not written.
-.venv/.extension: .venv/.created $(c_sources) sql/bismarck_dp.sql udf/Makefile udf/bismarck_dp.control.in bismarck_dp/version.py
+.venv/.extension: .venv/.created $(c_sources) $(wildcard sql/*.sql) udf/Makefile udf/bismarck_dp.control.in bismarck_dp/version.py
 	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG)
 	$(MAKE) -C udf PG_CONFIG=$(PG_CONFIG) stage STAGE="$(CURDIR)/.venv/share/bismarck_dp"
 	touch $@

@@ -270,13 +270,14 @@ def connect(url: str) -> Database:
 
 
 def embedded(path: str | None = None, **how: Any) -> Database:
-    """Starts the cluster below `path` (or attaches to it), with the extension created."""
+    """Starts the cluster below `path` (or attaches to it), with the extension created, of the files' version."""
     cluster = Cluster(path, **how)
     cluster.start()
     database = Database(sqlalchemy.create_engine(cluster.url()), cluster)
     try:
         with database.transaction() as connection:
             connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS bismarck_dp CASCADE")
+            connection.exec_driver_sql("ALTER EXTENSION bismarck_dp UPDATE")
     except BaseException:
         database.close()
         raise

@@ -35,6 +35,13 @@ def as_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+def objects() -> Query:
+    """The version of the extension's SQL objects, where they are an extension's."""
+    return Query(
+        "SELECT extversion AS version FROM pg_catalog.pg_extension WHERE extname OPERATOR(pg_catalog.=) 'bismarck_dp'"
+    )
+
+
 def describe(source: int, label: str, features: list[str], labels: bool, params: dict[str, Any]) -> Query:
     return Query(
         "SELECT * FROM bismarck_dp.describe($1::pg_catalog.oid::pg_catalog.regclass, $2, $3::pg_catalog.text[],"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,9 @@ from bismarck_dp import local
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.spec import Spec
 from bismarck_dp.tuning import make_candidates
+from bismarck_dp.version import __version__
 
+from . import queries
 from .engines import Engine, PlpyEngine, Request
 from .evaluate import evaluate
 from .protect import budget, protect, unprotect
@@ -25,6 +28,7 @@ def serve(plpy: Any, verb: str, request: str) -> str:
     try:
         if verb not in VERBS:
             raise BismarckError(f'unknown verb "{verb}"')
+        _check_objects(engine)
         answer = VERBS[verb](engine, json.loads(request, parse_int=_parse_int))
     except BismarckError as refusal:
         answer = _refusal(refusal.message, refusal.hint, refusal.sqlstate)
@@ -36,6 +40,22 @@ def serve(plpy: Any, verb: str, request: str) -> str:
         said = f"internal error: {type(bug).__name__}: {bug}"
         answer = _hushed("XX000") if engine.hushed else _refusal(said, "this is a bug: please report it", "XX000")
     return json.dumps(answer, allow_nan=False)
+
+
+def _check_objects(engine: Engine) -> None:
+    """Refuses to work on objects of another version: tables may lack what this one pays with."""
+    for found in engine.send(queries.objects()):
+        if found["version"] != __version__:
+            older = _numbers(found["version"]) < _numbers(__version__)
+            raise BismarckError(
+                f"the extension's objects are of version {found['version']}, and its library of {__version__}",
+                "ALTER EXTENSION bismarck_dp UPDATE" if older else "connect again: this session keeps the old library",
+                "55000",
+            )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 HUSHED = {

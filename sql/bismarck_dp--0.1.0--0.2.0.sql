@@ -1,0 +1,180 @@
+\echo Use "ALTER EXTENSION bismarck_dp UPDATE TO '0.2.0'" to load this file. \quit
+
+-- Makes of 0.1.0 what sql/bismarck_dp.sql makes of nothing: tests/test_upgrade.py compares the two, and says what
+-- differs. What is new is written as it is there; what follows from the order of statements there is written out here.
+
+---------------------------------------------------------------------------------------------------------------------
+-- Models
+---------------------------------------------------------------------------------------------------------------------
+
+ALTER TABLE bismarck_dp.model
+    ADD COLUMN ledger_id bigint;          -- the entry of the ledger that paid for it; NULL: its source is not protected
+
+-- The star is of the columns there were when the view was made.
+CREATE OR REPLACE VIEW bismarck_dp.models WITH (security_barrier) AS
+    SELECT * FROM bismarck_dp.model WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+
+---------------------------------------------------------------------------------------------------------------------
+-- Protected tables and what was spent on them
+---------------------------------------------------------------------------------------------------------------------
+
+-- Roles are the cluster's: another database may have made them. PL/Python is here anyway, PL/pgSQL may not be.
+DO LANGUAGE plpython3u $$
+    for role in ("dp_owner", "dp_analyst"):
+        if not plpy.execute(f"SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) '{role}'").nrows():
+            plpy.execute(f"CREATE ROLE {role} NOLOGIN")
+$$;
+
+-- Amounts are decimal numbers, whose sums are exact. The bounds that follow from epsilon and delta are made, and
+-- proven, in bismarck_dp/budget.py.
+CREATE TABLE bismarck_dp.protected (
+    id           int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source       regclass UNIQUE,         -- NULL: it was dropped
+    name         text NOT NULL,           -- when it was protected
+    active       boolean NOT NULL,        -- false: what was spent is remembered, and nothing is enforced
+    epsilon      numeric NOT NULL,
+    delta        numeric NOT NULL,
+    composition  text NOT NULL,
+    adjacency    text NOT NULL,
+    renyi_order  float8,                  -- at which divergences add up; it never changes once something was spent
+    rho          numeric,
+    slack        numeric,
+    summed_delta numeric NOT NULL,
+    analysts     text[] NOT NULL,         -- roles whose members may train
+    columns      text[],                  -- that others than the owner may name; NULL: all
+    lengths      jsonb NOT NULL,          -- numbers in each array column: public
+    classes      jsonb NOT NULL,          -- labels' coding by column: public
+    created      timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+REVOKE ALL ON bismarck_dp.protected FROM PUBLIC;
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected', '');
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected_id_seq', '');
+
+CREATE TABLE bismarck_dp.entry (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    protected   int NOT NULL REFERENCES bismarck_dp.protected,
+    source      text NOT NULL,            -- its name then
+    who         text NOT NULL,            -- the role that asked
+    login       text NOT NULL,            -- and the one that was logged in
+    made        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    verb        text NOT NULL,
+    model       text NOT NULL,
+    spec        jsonb NOT NULL,
+    event       jsonb NOT NULL,
+    adjacency   text NOT NULL,
+    renyi_order float8,
+    rho         numeric CHECK (rho >= 0), -- NULL: its divergence is not known
+    slack       numeric NOT NULL CHECK (slack >= 0),
+    epsilon     numeric NOT NULL CHECK (epsilon > 0),
+    delta       numeric NOT NULL CHECK (delta >= 0),
+    outcome     text NOT NULL CHECK (outcome IN ('paid', 'refused'))
+);
+REVOKE ALL ON bismarck_dp.entry FROM PUBLIC;
+CREATE INDEX entry_paid ON bismarck_dp.entry (protected) WHERE outcome = 'paid';
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry', '');
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry_id_seq', '');
+
+CREATE FUNCTION bismarck_dp.append_only() RETURNS trigger
+    LANGUAGE c AS 'MODULE_PATHNAME', 'dp_append_only';
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON bismarck_dp.entry
+    FOR EACH STATEMENT EXECUTE FUNCTION bismarck_dp.append_only();
+ALTER TABLE bismarck_dp.entry ENABLE ALWAYS TRIGGER append_only;
+CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON bismarck_dp.protected
+    FOR EACH STATEMENT EXECUTE FUNCTION bismarck_dp.append_only();
+ALTER TABLE bismarck_dp.protected ENABLE ALWAYS TRIGGER append_only;
+
+CREATE FUNCTION bismarck_dp.forget_dropped() RETURNS event_trigger
+    LANGUAGE c AS 'MODULE_PATHNAME', 'dp_forget_dropped';
+CREATE EVENT TRIGGER bismarck_dp_forget_dropped ON sql_drop EXECUTE FUNCTION bismarck_dp.forget_dropped();
+ALTER EVENT TRIGGER bismarck_dp_forget_dropped ENABLE ALWAYS;
+
+-- Sums over what was paid. Divergences of another order say nothing about this one, and claims under another adjacency
+-- nothing at all.
+CREATE FUNCTION bismarck_dp.spent(protected int, OUT releases bigint, OUT mixed bigint, OUT unpriced bigint,
+    OUT rho numeric, OUT slack numeric, OUT epsilon numeric, OUT delta numeric)
+    LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.count(e.id),
+        pg_catalog.count(e.id) FILTER (WHERE e.adjacency OPERATOR(pg_catalog.<>) p.adjacency),
+        pg_catalog.count(e.id) FILTER (WHERE e.rho IS NULL OR e.renyi_order IS DISTINCT FROM p.renyi_order),
+        coalesce(pg_catalog.sum(e.rho), 0), coalesce(pg_catalog.sum(e.slack), 0),
+        coalesce(pg_catalog.sum(e.epsilon), 0), coalesce(pg_catalog.sum(e.delta), 0)
+    FROM bismarck_dp.protected AS p LEFT JOIN bismarck_dp.entry AS e
+        ON e.protected OPERATOR(pg_catalog.=) p.id AND e.outcome OPERATOR(pg_catalog.=) 'paid'
+    WHERE p.id OPERATOR(pg_catalog.=) $1
+$$;
+
+-- Everyone sees the entries they made, and those of their tables.
+CREATE VIEW bismarck_dp.ledger WITH (security_barrier) AS
+    SELECT e.id, e.source, p.source AS "table", e.who, e.login, e.made, e.verb, e.model, e.spec, e.event, e.adjacency,
+        e.rho, e.slack, e.epsilon, e.delta, e.outcome
+    FROM bismarck_dp.entry AS e JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) e.protected
+    LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source
+    WHERE e.who OPERATOR(pg_catalog.=) CURRENT_USER::pg_catalog.text
+        OR pg_catalog.pg_has_role(c.relowner, 'MEMBER')
+        OR (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER);
+GRANT SELECT ON bismarck_dp.ledger TO PUBLIC;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Steps of a training, for the controller
+---------------------------------------------------------------------------------------------------------------------
+
+-- From here to the end of the call, the source is read with the extension's rights.
+CREATE FUNCTION bismarck_dp.admit(source regclass) RETURNS void
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_admit';
+
+-- Enters a release in the ledger, in a transaction of its own: paid, refused or unprotected.
+CREATE FUNCTION bismarck_dp.debit(request jsonb, ledger oid DEFAULT 'bismarck_dp.entry'::pg_catalog.regclass,
+    OUT outcome text, OUT entry bigint)
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_debit';
+
+CREATE OR REPLACE FUNCTION bismarck_dp.serve(verb text, request jsonb) RETURNS jsonb LANGUAGE plpython3u AS $$
+    if "serves" not in GD:
+        import os, sys
+        for library in ("OPENBLAS", "OMP", "MKL"):
+            os.environ.setdefault(library + "_NUM_THREADS", "1")
+        path = plpy.execute("SELECT pg_catalog.current_setting('bismarck_dp.python_path') AS path")[0]["path"]
+        if path not in sys.path:
+            sys.path.insert(0, path)
+        from bismarck_dp.controller.server import serve
+        from bismarck_dp.version import __version__
+        # Later versions look for themselves. This one leaves its serve under another key, and enters nothing.
+        if __version__ == "0.1.0":
+            plpy.error("this session runs the library of version 0.1.0, which enters nothing in the ledger",
+                hint="connect again", sqlstate="55000")
+        GD["serves"] = serve
+    return GD["serves"](plpy, verb, request)
+$$;
+
+-- By name: the door stays open to PUBLIC, or to whom an administrator left it.
+REVOKE EXECUTE ON FUNCTION bismarck_dp.append_only, bismarck_dp.forget_dropped, bismarck_dp.spent, bismarck_dp.admit,
+    bismarck_dp.debit FROM PUBLIC;
+
+---------------------------------------------------------------------------------------------------------------------
+-- What users call
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dp_protect(source regclass, epsilon float8, delta float8, options jsonb DEFAULT '{}')
+    RETURNS TABLE (key text, value text) LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT e.key, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('protect',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'epsilon', epsilon::pg_catalog.text,
+            'delta', delta::pg_catalog.text, 'options', options))
+        OPERATOR(pg_catalog.->) 'protected') AS (key pg_catalog.text, value pg_catalog.text)) AS e
+$$;
+
+CREATE FUNCTION @extschema@.dp_unprotect(source regclass) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT bismarck_dp.call('unprotect', pg_catalog.jsonb_build_object('source', source::pg_catalog.oid));
+$$;
+
+CREATE FUNCTION @extschema@.dp_budget(source regclass)
+    RETURNS TABLE (epsilon_total float8, epsilon_spent float8, delta_total float8, delta_spent float8, releases bigint)
+    LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT b.* FROM ROWS FROM (pg_catalog.jsonb_to_record(bismarck_dp.call('budget',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid))) AS (epsilon_total pg_catalog.float8,
+            epsilon_spent pg_catalog.float8, delta_total pg_catalog.float8, delta_spent pg_catalog.float8,
+            releases pg_catalog.int8)) AS b
+$$;
+
+-- Everyone may call them, with their own rights. An administrator who revokes that from PUBLIC leaves it to these roles.
+GRANT EXECUTE ON FUNCTION @extschema@.dp_protect, @extschema@.dp_unprotect TO dp_owner;
+GRANT EXECUTE ON FUNCTION bismarck_dp.call, @extschema@.dp_budget, @extschema@.dp_train, @extschema@.dp_tune, @extschema@.dp_explain,
+    @extschema@.dp_evaluate, @extschema@.dp_forget TO dp_owner, dp_analyst;

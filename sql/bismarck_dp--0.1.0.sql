@@ -1,0 +1,305 @@
+\echo Use "CREATE EXTENSION bismarck_dp CASCADE" to load this file. \quit
+
+-- What users call lies in the schema they chose and is named dp_*; everything else lies in schema bismarck_dp, and of
+-- that only the view `models` and the door `call` are open to others than the extension's owner.
+
+CREATE SCHEMA bismarck_dp;
+GRANT USAGE ON SCHEMA bismarck_dp TO PUBLIC;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Models
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE TABLE bismarck_dp.model (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text NOT NULL UNIQUE,
+    algorithm     text NOT NULL,
+    loss          text NOT NULL,
+    weights       float8[] NOT NULL,
+    intercept     float8[] NOT NULL,      -- one, or one for each of many classes; empty without fit_intercept
+    classes       float8[] NOT NULL,      -- the labels' own coding, of two the negative first; empty for regression
+    n             bigint NOT NULL,
+    d             int NOT NULL,
+    epsilon       float8,                 -- NULL: not private
+    delta         float8,
+    sensitivity   float8,
+    noise_scale   float8,
+    mechanism     text NOT NULL,
+    adjacency     text,
+    support       int[],                  -- positions of weights that are not 0, for cd, gcd and their private versions
+    trust         text,                   -- who adds the noise: central (this server) or local (each provider)
+    gap           float8,                 -- duality gap, for scd
+    passes        float8 NOT NULL,
+    seconds       float8 NOT NULL,
+    created       timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    private       boolean NOT NULL,
+    note          text NOT NULL DEFAULT '',
+    source        text NOT NULL,
+    label         text NOT NULL,
+    features      text[] NOT NULL,
+    feature_bound float8 NOT NULL,
+    scale         float8[],               -- features are divided by these, and cut to +-1; NULL: they are not
+    normalize     boolean NOT NULL DEFAULT false,  -- rows are scaled to feature_bound, not just down to it
+    multiclass    text,                   -- softmax or ovr: weights of each class, one after the other; NULL: two classes
+    categories    jsonb,                  -- columns coded as zeros and ones, and the values that count
+    project_dim   int,                    -- numbers that features are projected to; NULL: they are not
+    project_seed  bigint,                 -- what the projection's matrix is made from; public
+    tuning        jsonb,                  -- what it was chosen from, and how; NULL: it was trained alone
+    options       jsonb NOT NULL,
+    plan          jsonb NOT NULL,         -- everything dp_explain shows
+    event         jsonb NOT NULL,         -- what an accountant needs: a DpEvent of the library dp-accounting
+    owner         regrole NOT NULL
+);
+REVOKE ALL ON bismarck_dp.model FROM PUBLIC;
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.model', '');
+SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.model_id_seq', '');
+
+CREATE VIEW bismarck_dp.models WITH (security_barrier) AS
+    SELECT * FROM bismarck_dp.model WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+GRANT SELECT ON bismarck_dp.models TO PUBLIC;
+
+-- Numbers the packed copies; each lives and dies within one transaction.
+CREATE SEQUENCE bismarck_dp.run;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Types that keep to themselves: no input, no binary output, and a summary for text
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE TYPE bismarck_dp.state;
+CREATE FUNCTION bismarck_dp.state_in(cstring) RETURNS bismarck_dp.state
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_state_in';
+CREATE FUNCTION bismarck_dp.state_out(bismarck_dp.state) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_state_out';
+CREATE TYPE bismarck_dp.state (
+    INPUT = bismarck_dp.state_in, OUTPUT = bismarck_dp.state_out, ALIGNMENT = double, STORAGE = external);
+
+CREATE TYPE bismarck_dp.block;
+CREATE FUNCTION bismarck_dp.block_in(cstring) RETURNS bismarck_dp.block
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_in';
+CREATE FUNCTION bismarck_dp.block_out(bismarck_dp.block) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_out';
+CREATE TYPE bismarck_dp.block (
+    INPUT = bismarck_dp.block_in, OUTPUT = bismarck_dp.block_out, ALIGNMENT = int4, STORAGE = plain);
+
+-- The same for rows wider than a page, stored out of line.
+CREATE TYPE bismarck_dp.wide_block;
+CREATE FUNCTION bismarck_dp.wide_block_in(cstring) RETURNS bismarck_dp.wide_block
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_in';
+CREATE FUNCTION bismarck_dp.wide_block_out(bismarck_dp.wide_block) RETURNS cstring
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_block_out';
+CREATE TYPE bismarck_dp.wide_block (
+    INPUT = bismarck_dp.wide_block_in, OUTPUT = bismarck_dp.wide_block_out, ALIGNMENT = int4, STORAGE = external);
+CREATE CAST (bismarck_dp.wide_block AS bismarck_dp.block) WITHOUT FUNCTION AS IMPLICIT;
+
+---------------------------------------------------------------------------------------------------------------------
+-- Steps of a training, for the controller
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION bismarck_dp.caller() RETURNS regrole
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_caller';
+
+CREATE FUNCTION bismarck_dp.describe(source regclass, label text, features text[], labels boolean, params jsonb,
+    OUT rows bigint, OUT shortest int, OUT longest int,
+    OUT minus_one bigint, OUT zero bigint, OUT one bigint, OUT others bigint, OUT is_boolean boolean,
+    OUT classes int, OUT whole bigint)
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_describe';
+
+CREATE FUNCTION bismarck_dp.bounds(source regclass, label text, features text[], params jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_bounds';
+
+CREATE FUNCTION bismarck_dp.evaluate(model text, source regclass, label text, features text[], params jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_evaluate';
+
+CREATE FUNCTION bismarck_dp.noisy_sums(model text, source regclass, label text, features text[], params jsonb)
+    RETURNS bigint[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_noisy_sums';
+
+CREATE FUNCTION bismarck_dp.pack(source regclass, label text, features text[], targets regclass[], params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_pack';
+
+CREATE FUNCTION bismarck_dp.repack(sources regclass[], targets regclass[], params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_repack';
+
+CREATE FUNCTION bismarck_dp.pack_columns(source regclass, label text, features text[], target regclass, params jsonb)
+    RETURNS bigint LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_pack_columns';
+
+CREATE FUNCTION bismarck_dp.begin(run bigint, solver text, d int, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_begin';
+
+CREATE FUNCTION bismarck_dp.epoch_step(internal, bismarck_dp.state, int, int, bismarck_dp.block)
+    RETURNS internal LANGUAGE c VOLATILE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_step';
+CREATE FUNCTION bismarck_dp.epoch_final(internal)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_epoch_final';
+CREATE AGGREGATE bismarck_dp.epoch(start bismarck_dp.state, part int, block int, rows bismarck_dp.block) (
+    SFUNC = bismarck_dp.epoch_step, STYPE = internal, FINALFUNC = bismarck_dp.epoch_final,
+    FINALFUNC_MODIFY = READ_ONLY, PARALLEL = SAFE);
+
+CREATE FUNCTION bismarck_dp.merge_step(bismarck_dp.state, bismarck_dp.state)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_merge_step';
+CREATE FUNCTION bismarck_dp.merge_final(bismarck_dp.state)
+    RETURNS bismarck_dp.state LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_merge_final';
+CREATE AGGREGATE bismarck_dp.merge(part bismarck_dp.state) (
+    SFUNC = bismarck_dp.merge_step, STYPE = bismarck_dp.state, FINALFUNC = bismarck_dp.merge_final,
+    FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE);
+
+CREATE FUNCTION bismarck_dp.fold(run bigint, query text)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_fold';
+
+CREATE FUNCTION bismarck_dp.sample(run bigint, tables regclass[], params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_sample';
+
+CREATE FUNCTION bismarck_dp.descend(run bigint, columns regclass, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_descend';
+
+CREATE FUNCTION bismarck_dp.objective(run bigint)
+    RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_objective';
+
+CREATE FUNCTION bismarck_dp.gap(run bigint)
+    RETURNS float8 LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_gap_of_run';
+
+CREATE FUNCTION bismarck_dp.release(run bigint, noise jsonb)
+    RETURNS float8[] LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_release';
+
+-- Steps of tuning: models are held in memory, and one of them leaves.
+CREATE FUNCTION bismarck_dp.split(source regclass, label text, features text[], targets regclass[], params jsonb,
+    OUT rows bigint, OUT portions bigint[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_split';
+
+CREATE FUNCTION bismarck_dp.hold(run bigint, noise jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_hold';
+
+CREATE FUNCTION bismarck_dp.choose(held_out regclass, runs bigint[], params jsonb,
+    OUT winner int, OUT weights float8[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_choose';
+
+CREATE FUNCTION bismarck_dp.score(held_out regclass, run bigint, best bigint, params jsonb)
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_score';
+
+CREATE FUNCTION bismarck_dp.winner(best bigint, OUT winner int, OUT weights float8[])
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_winner';
+
+CREATE FUNCTION bismarck_dp.empty(tables regclass[])
+    RETURNS void LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_empty';
+
+-- Tells the planner which casts predictions do not need.
+CREATE FUNCTION bismarck_dp.predict_support(internal)
+    RETURNS internal LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_predict_support';
+
+-- The controller inside the server. BLAS threads would take the backend's signals: there must be none.
+CREATE FUNCTION bismarck_dp.serve(verb text, request jsonb) RETURNS jsonb LANGUAGE plpython3u AS $$
+    if "serve" not in GD:
+        import os, sys
+        for library in ("OPENBLAS", "OMP", "MKL"):
+            os.environ.setdefault(library + "_NUM_THREADS", "1")
+        path = plpy.execute("SELECT pg_catalog.current_setting('bismarck_dp.python_path') AS path")[0]["path"]
+        if path not in sys.path:
+            sys.path.insert(0, path)
+        from bismarck_dp.controller.server import serve
+        GD["serve"] = serve
+    return GD["serve"](plpy, verb, request)
+$$;
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA bismarck_dp FROM PUBLIC;
+
+-- The door: runs `serve` with the extension's rights, and remembers the caller, whose rights the source is read with.
+CREATE FUNCTION bismarck_dp.call(verb text, request jsonb)
+    RETURNS jsonb LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_call';
+
+---------------------------------------------------------------------------------------------------------------------
+-- What users call
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dp_train(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('train',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options)))
+$$;
+
+CREATE FUNCTION @extschema@.dp_explain(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS TABLE (key text, value text) LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT e.key, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('explain',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options))
+        OPERATOR(pg_catalog.->) 'explain') AS (key pg_catalog.text, value pg_catalog.text)) AS e
+$$;
+
+CREATE FUNCTION @extschema@.dp_tune(
+    source regclass, model text, label text, features text[], epsilon float8, delta float8 DEFAULT 0,
+    algorithm text DEFAULT 'bolton', loss text DEFAULT 'logistic', options jsonb DEFAULT '{}',
+    grid jsonb DEFAULT NULL, method text DEFAULT 'portions', public_source regclass DEFAULT NULL,
+    trials float8 DEFAULT 10)
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('tune',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'algorithm', algorithm, 'loss', loss, 'options', options, 'grid', grid, 'method', method,
+            'public_source', public_source::pg_catalog.oid, 'trials', trials::pg_catalog.text)))
+$$;
+
+CREATE FUNCTION @extschema@.dp_forget(model text) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT bismarck_dp.call('forget', pg_catalog.jsonb_build_object('model', model));
+$$;
+
+-- Exact without epsilon; with it, noisy sums and what follows from them.
+CREATE FUNCTION @extschema@.dp_evaluate(
+    model text, source regclass, label text DEFAULT NULL, features text[] DEFAULT NULL, epsilon float8 DEFAULT NULL,
+    delta float8 DEFAULT 0, options jsonb DEFAULT '{}')
+    RETURNS TABLE (metric text, value float8) LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT e.metric, e.value FROM ROWS FROM (pg_catalog.jsonb_to_recordset(bismarck_dp.call('evaluate',
+        pg_catalog.jsonb_build_object('source', source::pg_catalog.oid, 'model', model, 'label', label,
+            'features', features, 'epsilon', epsilon::pg_catalog.text, 'delta', delta::pg_catalog.text,
+            'options', options))
+        OPERATOR(pg_catalog.->) 'metrics') AS (metric pg_catalog.text, value pg_catalog.float8)) AS e
+$$;
+
+CREATE FUNCTION @extschema@.dp_predict(model text, features float8[])
+    RETURNS float8 LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict';
+
+CREATE FUNCTION @extschema@.dp_predict_proba(model text, features float8[])
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict_proba';
+
+CREATE FUNCTION @extschema@.dp_predict_all(model text, features float8[])
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support
+    AS 'MODULE_PATHNAME', 'dp_predict_all';
+
+CREATE FUNCTION @extschema@.dp_encode(model text, "row" record)
+    RETURNS float8[] LANGUAGE c STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dp_encode';
+
+---------------------------------------------------------------------------------------------------------------------
+-- The local protocol: providers add noise to their own gradients, the learner sees nothing else
+---------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dp_local_start(
+    d int, epsilon float8, delta float8 DEFAULT 0, loss text DEFAULT 'logistic', options jsonb DEFAULT '{}')
+    RETURNS jsonb LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT bismarck_dp.call('local_start', pg_catalog.jsonb_build_object('d', d, 'epsilon', epsilon::pg_catalog.text,
+        'delta', delta::pg_catalog.text, 'loss', loss, 'options', options)) OPERATOR(pg_catalog.->) 'state'
+$$;
+
+CREATE FUNCTION @extschema@.dp_local_gradient(
+    model_state jsonb, x float8[], y float8, epsilon float8, delta float8 DEFAULT 0)
+    RETURNS float8[] LANGUAGE c VOLATILE AS 'MODULE_PATHNAME', 'dp_local_gradient';
+
+CREATE FUNCTION bismarck_dp.local_add(internal, jsonb, float8[])
+    RETURNS internal LANGUAGE c IMMUTABLE AS 'MODULE_PATHNAME', 'dp_local_add';
+CREATE FUNCTION bismarck_dp.local_final(internal)
+    RETURNS jsonb LANGUAGE c IMMUTABLE AS 'MODULE_PATHNAME', 'dp_local_final';
+CREATE AGGREGATE @extschema@.dp_local_round(model_state jsonb, gradient float8[]) (
+    SFUNC = bismarck_dp.local_add, STYPE = internal, FINALFUNC = bismarck_dp.local_final,
+    FINALFUNC_MODIFY = READ_ONLY);
+
+REVOKE EXECUTE ON FUNCTION bismarck_dp.local_add, bismarck_dp.local_final FROM PUBLIC;
+
+CREATE FUNCTION @extschema@.dp_local_register(model_state jsonb, model text)
+    RETURNS bismarck_dp.model LANGUAGE sql VOLATILE SET extra_float_digits = 1 AS $$
+    SELECT pg_catalog.jsonb_populate_record(NULL::bismarck_dp.model, bismarck_dp.call('local_register',
+        pg_catalog.jsonb_build_object('state', model_state, 'model', model)))
+$$;
