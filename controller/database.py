@@ -22,6 +22,7 @@ from bismarck_dp.model import Model
 from bismarck_dp.scaling import measures
 from bismarck_dp.spec import Spec
 from bismarck_dp.tuning import make_candidates
+from bismarck_dp.version import __version__
 
 from . import queries
 from .embedded import Cluster
@@ -342,11 +343,12 @@ def _free_name(connection: Connection, source: str) -> str:
 
 
 def _may_drive(connection: Connection) -> bool:
-    """Driving the steps from outside takes the extension owner's rights."""
+    """Driving the steps from outside takes the extension owner's rights, and objects of this very version."""
     row = connection.exec_driver_sql(
-        "SELECT pg_catalog.pg_has_role(extowner, 'USAGE') FROM pg_catalog.pg_extension WHERE extname = 'bismarck_dp'"
+        "SELECT pg_catalog.pg_has_role(extowner, 'USAGE'), extversion FROM pg_catalog.pg_extension"
+        " WHERE extname = 'bismarck_dp'"
     ).one()
-    return bool(row[0])
+    return bool(row[0]) and row[1] == __version__
 
 
 def _call(connection: Connection, verb: str, request: Request, options: dict[str, Any], more: Mapping[str, Any]) -> Any:
