@@ -178,3 +178,16 @@ $$;
 GRANT EXECUTE ON FUNCTION @extschema@.dp_protect, @extschema@.dp_unprotect TO dp_owner;
 GRANT EXECUTE ON FUNCTION bismarck_dp.call, @extschema@.dp_budget, @extschema@.dp_train, @extschema@.dp_tune, @extschema@.dp_explain,
     @extschema@.dp_evaluate, @extschema@.dp_forget TO dp_owner, dp_analyst;
+
+-- GRANT took the rights of now for those that the functions are made with, and pg_dump leaves those out: what an
+-- administrator revoked would be open again in a copy.
+UPDATE pg_catalog.pg_init_privs AS made
+    SET initprivs = pg_catalog.acldefault('f', f.proowner) OPERATOR(pg_catalog.||) ARRAY[
+        pg_catalog.makeaclitem('dp_owner'::pg_catalog.regrole, f.proowner, 'EXECUTE', false),
+        pg_catalog.makeaclitem('dp_analyst'::pg_catalog.regrole, f.proowner, 'EXECUTE', false)]
+    FROM pg_catalog.pg_proc AS f
+    WHERE made.objoid OPERATOR(pg_catalog.=) f.oid
+        AND made.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+        AND f.oid::pg_catalog.regproc OPERATOR(pg_catalog.=) ANY (ARRAY[
+            'bismarck_dp.call', '@extschema@.dp_train', '@extschema@.dp_tune', '@extschema@.dp_explain',
+            '@extschema@.dp_evaluate', '@extschema@.dp_forget']::pg_catalog.regproc[]);
