@@ -88,6 +88,7 @@ extern double dp_number(Jsonb *params, const char *key);
 extern bool dp_has(Jsonb *params, const char *key);
 extern double *dp_numbers(Jsonb *params, const char *key, int *n); /* of an array */
 extern char *dp_word(Jsonb *params, const char *key);
+extern Jsonb *dp_object(Jsonb *params, const char *key);
 extern DpParams dp_params(Jsonb *params);
 
 /* ---- aggregates (epoch.c) ---- */
@@ -100,7 +101,7 @@ extern void dp_perturb(Jsonb *noise, double *w, int d); /* by the mechanism that
 extern void dp_output(const DpState *state, Jsonb *noise, double *w); /* the weights, with the noise they leave with */
 extern ArrayType *dp_float8_array(const double *values, int n);
 
-/* ---- the source (source.c) ---- */
+/* ---- numbers of a column ---- */
 
 typedef enum DpNumberType {
     DP_NOT_A_NUMBER,
@@ -113,6 +114,26 @@ typedef enum DpNumberType {
     DP_NUMERIC,
 } DpNumberType;
 
+/* ---- units, whose rows are limited together (units.c) ---- */
+
+typedef struct DpUnit {
+    char *column;
+    Oid oid;       /* the column's type as PostgreSQL names it */
+    int rows;      /* of each unit that may count */
+    Jsonb *params; /* whose seed is that of the choice, in a test */
+} DpUnit;
+
+struct DpUnits;
+
+extern DpUnit *dp_unit_of(Oid relation, Jsonb *params);              /* NULL: a row is a unit */
+extern struct DpUnits *dp_units_start(const DpUnit *unit, int rows); /* without rows they are counted only */
+extern void dp_units_add(struct DpUnits *units, Datum value, bool isnull, int64 row);
+extern int64 dp_units_choose(struct DpUnits *units); /* the number of slots */
+extern bool dp_units_chosen(struct DpUnits *units, Datum value, bool isnull, int64 row);
+extern void dp_units_end(struct DpUnits *units);
+
+/* ---- the source (source.c) ---- */
+
 typedef struct DpSource {
     Oid relation;
     char *label;
@@ -123,6 +144,7 @@ typedef struct DpSource {
     DpNumberType *types;              /* of the columns, or of the array's elements */
     Oid label_oid, *oids;             /* the columns' types as PostgreSQL names them */
     struct DpCategories **categories; /* of the columns; NULL for one that holds numbers */
+    DpUnit *unit;                     /* NULL: a row is one */
 } DpSource;
 
 typedef bool (*DpReceive)(TupleTableSlot *slot, void *arg);
@@ -130,6 +152,7 @@ typedef bool (*DpReceive)(TupleTableSlot *slot, void *arg);
 extern DpSource *dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params);
 extern List *dp_names_of(ArrayType *array);
 extern void dp_resolve_features(DpSource *source, Jsonb *params); /* what follows from names and oids */
+extern Oid dp_column_type(Oid relation, const char *column);
 extern DpNumberType dp_number_type(Oid type);
 extern double dp_to_double(Datum value, DpNumberType type);
 extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
@@ -196,6 +219,7 @@ extern int64 dp_visit_rows(Oid table, Size row_bytes, DpVisit visit, void *arg);
 #define DP_STREAM_PORTIONS ((uint64_t)33 << 33)
 #define DP_STREAM_WINNER ((uint64_t)35 << 33)
 #define DP_STREAM_SCORE ((uint64_t)37 << 33)
+#define DP_STREAM_UNITS ((uint64_t)39 << 33)
 
 extern void dp_random_from(DpRandom *random, Jsonb *params, uint64_t stream);
 extern void dp_random_of_state(DpRandom *random, const DpState *state, uint64_t stream);

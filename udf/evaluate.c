@@ -155,10 +155,13 @@ static void
 start_reader(Reader *r, FunctionCallInfo fcinfo, Jsonb *params)
 {
     char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+    DpSource *source;
 
     r->model = dp_model_named(name, dp_caller_role(), fcinfo->flinfo->fn_oid, CurrentMemoryContext);
-    r->source = dp_source(PG_GETARG_OID(1), PG_GETARG_TEXT_PP(2), PG_GETARG_ARRAYTYPE_P(3), r->model->coding);
-    check_width(r->source, r->model);
+    source = dp_source(PG_GETARG_OID(1), PG_GETARG_TEXT_PP(2), PG_GETARG_ARRAYTYPE_P(3), r->model->coding);
+    source->unit = dp_unit_of(source->relation, params);
+    r->source = source;
+    check_width(source, r->model);
     if (r->model->is_classifier)
         fill_coding(&r->coding, params);
     if (r->coding.many != (r->model->outputs > 1 ? r->model->outputs : 0))

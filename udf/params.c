@@ -65,6 +65,16 @@ dp_word(Jsonb *params, const char *key)
     return pnstrdup(value->val.string.val, value->val.string.len);
 }
 
+Jsonb *
+dp_object(Jsonb *params, const char *key)
+{
+    JsonbValue *value = find_or_fail(params, key);
+
+    if (value->type != jbvBinary || !JsonContainerIsObject(value->val.binary.data))
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("parameter \"%s\" is not an object", key)));
+    return JsonbValueToJsonb(value);
+}
+
 static double
 host_number(const void *host, const char *key)
 {

@@ -56,8 +56,8 @@ dp_number_type(Oid type)
     }
 }
 
-static Oid
-column_type(Oid relation, const char *column)
+Oid
+dp_column_type(Oid relation, const char *column)
 {
     AttrNumber number = get_attnum(relation, column);
 
@@ -143,11 +143,11 @@ column_types(Oid relation, List *names)
     Oid *oids = palloc(sizeof(Oid) * list_length(names)), *next = oids;
     ListCell *cell;
 
-    foreach(cell, names) *next++ = column_type(relation, lfirst(cell));
+    foreach(cell, names) *next++ = dp_column_type(relation, lfirst(cell));
     return oids;
 }
 
-/* params may have lists of categories; NULL: there are none. */
+/* params may have lists of categories, and a unit; NULL: there are none. */
 DpSource *
 dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params)
 {
@@ -160,12 +160,13 @@ dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params)
     source->relation = relation;
     source->label = text_to_cstring(label);
     source->features = dp_names_of(features);
-    type = source->label_oid = column_type(relation, source->label);
+    type = source->label_oid = dp_column_type(relation, source->label);
     source->label_type = dp_number_type(type);
     if (source->label_type == DP_NOT_A_NUMBER)
         wrong_type(source->label, type, "a number or boolean");
     source->oids = column_types(relation, source->features);
     dp_resolve_features(source, params);
+    source->unit = params == NULL ? NULL : dp_unit_of(relation, params);
     return source;
 }
 
@@ -187,6 +188,8 @@ source_query(const DpSource *source, bool label)
         appendStringInfo(&query, "%s%s", comma, quote_identifier(lfirst(cell)));
         comma = ", ";
     }
+    if (source->unit != NULL)
+        appendStringInfo(&query, ", %s", quote_identifier(source->unit->column));
     /* What a protected table inherits to is not protected with it. */
     appendStringInfo(&query, " FROM %s%s", dp_caller_is_admitted(source->relation) ? "ONLY " : "",
                      quote_qualified_identifier(get_namespace_name(get_rel_namespace(source->relation)),
@@ -245,13 +248,15 @@ receiver_startup(DestReceiver *self, int operation, TupleDesc type)
     Receiver *receiver = (Receiver *)self;
     const DpSource *source = receiver->source;
     int at = 0;
-    bool same = type->natts == list_length(source->features) + receiver->label;
+    bool same = type->natts == list_length(source->features) + receiver->label + (source->unit != NULL);
 
     (void)operation;
     if (same && receiver->label)
         same = TupleDescAttr(type, at++)->atttypid == source->label_oid;
     for (int i = 0; same && i < list_length(source->features); i++)
         same = TupleDescAttr(type, at++)->atttypid == source->oids[i];
+    if (same && source->unit != NULL)
+        same = TupleDescAttr(type, at++)->atttypid == source->unit->oid;
     if (!same)
         ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE), errmsg("the source's columns changed while it was read")));
 }
@@ -289,12 +294,9 @@ check_reads_only(const PlannedStmt *plan, Oid relation)
 static void
 run_query(const char *query, Receiver *receiver, bool admitted)
 {
-    PlannedStmt *plan;
+    PlannedStmt *plan = plan_query(query);
     QueryDesc *desc;
 
-    PushCopiedSnapshot(GetActiveSnapshot());
-    UpdateActiveSnapshotCommandId();
-    plan = plan_query(query);
     if (admitted)
         check_reads_only(plan, receiver->source->relation);
     desc = CreateQueryDesc(plan, query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
@@ -307,7 +309,6 @@ run_query(const char *query, Receiver *receiver, bool admitted)
     ExecutorFinish(desc);
     ExecutorEnd(desc);
     FreeQueryDesc(desc);
-    PopActiveSnapshot();
 }
 
 /* A scan from the table's start, so that a seeded test sees one order; nothing is compiled for one pass. */
@@ -342,31 +343,174 @@ check_admitted(Oid relation)
                  errhint("Only its owner can train on it.")));
 }
 
+/* A query may be run twice, and must be the same one: names could lead elsewhere, or rows come in another order. */
+typedef struct Reading {
+    const DpSource *source;
+    bool label;
+    char *query;
+    bool admitted;
+} Reading;
+
+static void
+read_once(const Reading *reading, DpReceive receive, void *arg)
+{
+    Receiver receiver = {.dest = {receive_slot, receiver_startup, receiver_end, receiver_end, DestNone},
+                         .source = reading->source,
+                         .label = reading->label,
+                         .receive = receive,
+                         .arg = arg};
+
+    run_query(reading->query, &receiver, reading->admitted);
+}
+
+/* ---- at most so many rows of each unit ---- */
+
+typedef struct Limited {
+    struct DpUnits *units;
+    int at; /* the unit's column, which is the last */
+    int64 row;
+    int64 left; /* slots to be filled */
+    DpReceive receive;
+    void *arg;
+    MemoryContext context;
+    TupleTableSlot *empty;
+} Limited;
+
+static bool
+number_row(TupleTableSlot *slot, void *arg)
+{
+    Limited *l = arg;
+
+    if (l->empty == NULL) {
+        MemoryContext old = MemoryContextSwitchTo(l->context);
+
+        l->at = slot->tts_tupleDescriptor->natts - 1;
+        l->empty = MakeSingleTupleTableSlot(CreateTupleDescCopy(slot->tts_tupleDescriptor), &TTSOpsVirtual);
+        MemoryContextSwitchTo(old);
+    }
+    dp_units_add(l->units, slot->tts_values[l->at], slot->tts_isnull[l->at], l->row++);
+    return true;
+}
+
+static bool
+receive_chosen(TupleTableSlot *slot, void *arg)
+{
+    Limited *l = arg;
+
+    if (!dp_units_chosen(l->units, slot->tts_values[l->at], slot->tts_isnull[l->at], l->row++))
+        return true;
+    l->left--;
+    return l->receive(slot, l->arg);
+}
+
+/* Slots without a row: a unit had too few, or a view gave other rows the second time. */
+static void
+receive_empty(Limited *l)
+{
+    for (; l->left > 0; l->left--) {
+        CHECK_FOR_INTERRUPTS();
+        ExecStoreAllNullTuple(l->empty);
+        if (!l->receive(l->empty, l->arg))
+            break;
+    }
+    if (l->empty != NULL)
+        ExecDropSingleTupleTableSlot(l->empty);
+}
+
+static void
+read_limited(const Reading *reading, DpReceive receive, void *arg)
+{
+    Limited l = {.receive = receive, .arg = arg, .context = CurrentMemoryContext};
+
+    l.units = dp_units_start(reading->source->unit, reading->source->unit->rows);
+    read_once(reading, number_row, &l);
+    l.left = dp_units_choose(l.units);
+    l.row = 0;
+    read_once(reading, receive_chosen, &l);
+    receive_empty(&l);
+    dp_units_end(l.units);
+}
+
+static int64
+read_rows(const Reading *reading, DpReceive receive, void *arg)
+{
+    if (reading->source->unit == NULL)
+        read_once(reading, receive, arg);
+    else
+        read_limited(reading, receive, arg);
+    return 0;
+}
+
+typedef struct Counted {
+    Limited numbered;
+    DpReceive receive;
+    void *arg;
+} Counted;
+
+static bool
+count_and_receive(TupleTableSlot *slot, void *arg)
+{
+    Counted *c = arg;
+
+    return number_row(slot, &c->numbered) && c->receive(slot, c->arg);
+}
+
+static int64
+read_counting(const Reading *reading, DpReceive receive, void *arg)
+{
+    Counted c = {.numbered = {.context = CurrentMemoryContext}, .receive = receive, .arg = arg};
+    int64 slots;
+
+    c.numbered.units = dp_units_start(reading->source->unit, 0);
+    read_once(reading, count_and_receive, &c);
+    slots = dp_units_choose(c.numbered.units);
+    receive_empty(&c.numbered);
+    dp_units_end(c.numbered.units);
+    return slots;
+}
+
+typedef int64 (*ReadRows)(const Reading *reading, DpReceive receive, void *arg);
+
 /*
  * Everything a function of the caller's sets while the source is read is undone, not kept: a kept search_path would
- * become that of the extension's own statements.
+ * become that of the extension's own statements. However often rows are read, it is under one snapshot.
  */
+static int64
+as_caller(const DpSource *source, bool label, ReadRows read, DpReceive receive, void *arg)
+{
+    Reading reading = {.source = source, .label = label, .admitted = dp_caller_is_admitted(source->relation)};
+    int options = NewGUCNestLevel();
+    Oid role;
+    int context;
+    int64 slots;
+
+    if (reading.admitted)
+        check_admitted(source->relation);
+    GetUserIdAndSecContext(&role, &context);
+    SetUserIdAndSecContext(reading.admitted ? role : dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
+    set_scan_options(reading.admitted);
+    reading.query = source_query(source, label);
+    PushCopiedSnapshot(GetActiveSnapshot());
+    UpdateActiveSnapshotCommandId();
+    slots = read(&reading, receive, arg);
+    PopActiveSnapshot();
+    SetUserIdAndSecContext(role, context);
+    AtEOXact_GUC(false, options);
+    return slots;
+}
+
+/* Every row; or, of each unit, as many slots as may count, with as many of its rows, chosen at random, as there are. */
 void
 dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg)
 {
-    Receiver receiver = {.dest = {receive_slot, receiver_startup, receiver_end, receiver_end, DestNone},
-                         .source = source,
-                         .label = label,
-                         .receive = receive,
-                         .arg = arg};
-    int options = NewGUCNestLevel();
-    bool admitted = dp_caller_is_admitted(source->relation);
-    Oid role;
-    int context;
+    (void)as_caller(source, label, read_rows, receive, arg);
+}
 
-    if (admitted)
-        check_admitted(source->relation);
-    GetUserIdAndSecContext(&role, &context);
-    SetUserIdAndSecContext(admitted ? role : dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
-    set_scan_options(admitted);
-    run_query(source_query(source, label), &receiver, admitted);
-    SetUserIdAndSecContext(role, context);
-    AtEOXact_GUC(false, options);
+/* Every row, whatever its unit; and how many slots there are. */
+static int64
+count_slots(const DpSource *source, bool label, DpReceive receive, void *arg)
+{
+    return as_caller(source, label, read_counting, receive, arg);
 }
 
 /* ---- describe: how many rows and features, and how the labels are written ---- */
@@ -448,6 +592,8 @@ count_classes(const Shape *shape, int64 *whole)
 }
 
 /*
+ * What is public of a table must not depend on a choice of rows: all of them are looked at, and `rows` are the slots.
+ *
  * describe(source, label, features, labels, params): rows, shortest, longest, minus_one, zero, one, others, is_boolean,
  * classes, whole.
  */
@@ -466,7 +612,10 @@ dp_describe(PG_FUNCTION_ARGS)
         elog(ERROR, "describe returns a record");
     if (!source->is_array)
         shape.shortest = shape.longest = dp_source_width(source);
-    dp_read_source(source, shape.labels, measure, &shape);
+    if (source->unit == NULL)
+        dp_read_source(source, shape.labels, measure, &shape);
+    else
+        shape.rows = count_slots(source, shape.labels, measure, &shape);
     values[0] = Int64GetDatum(shape.rows);
     values[1] = Int32GetDatum(shape.shortest);
     values[2] = Int32GetDatum(shape.longest);

@@ -1,0 +1,159 @@
+"""The privacy unit: whole persons, say, instead of rows.
+
+With `privacy_unit` (a column) and `unit_rows` = c, the source is read as slots: of each unit at most c rows, chosen
+uniformly at random and independently of other units (udf/units.c), and null rows for those that a unit lacks. All rows
+without a unit are one together. U units make exactly c U slots, which are the n of the plan; U is public. Neighbours
+are tables with the same U in which one unit's rows are any others (`replace`), or are all null (`zero-out`).
+
+Claim: what a plan promises for a slot under some n = c U, it promises for a unit if c = 1; for c > 1 an algorithm that
+is (epsilon / c, delta_row)-DP for a slot is (epsilon, delta)-DP for a unit, with
+
+    delta_row = delta (e^(epsilon / c) - 1) / (e^epsilon - 1).
+
+Proof. (1) The choice of a unit's rows is a function of its own rows and of coins that belong to nobody else; the law of
+all choices together is the product. So both tables can be read with the same coins for all units but the one that
+differs, and the two lists of slots differ in at most c of c U places, those of that unit: by any other rows, or by null
+rows, which is what neighbouring lists of slots may differ in. (2) The places are in another order where a unit has
+fewer rows. That does not matter: training shuffles slots uniformly, so that its law depends on which slots there are
+and not on how they came; sums of an evaluation, of measured bounds and of packed columns are sums of whole numbers, or
+of numbers that add up without rounding; and dividing slots into portions is uniform. (3) Given the coins, the promise
+for slots holds, c = 1; a mixture over coins, of the same law on both sides, keeps it, for P(S) <= e^epsilon Q(S) + delta
+is linear in P and Q. Where a source is read several times, each choice has coins of its own, and the same holds given
+all of them. (4) For c > 1 walk from one list to the other by changing one slot after the other: with e = epsilon / c,
+
+    P_0(S) <= e^e P_1(S) + d <= e^(2 e) P_2(S) + e^e d + d <= ... <= e^(c e) P_c(S) + d (e^(c e) - 1) / (e^e - 1).  QED
+
+What texts hash to decides who is one unit; two different ones are taken for one with a probability below 2^-60 for any
+table that fits a disk (udf/units.c), which is on top of delta like the quality of the random numbers.
+
+Events. `lifted` says what an event of slots is for units. Distributions that a noise separates at a multiplier z are at
+z / c after c steps: for Gaussian and Laplace noise, whose trade-off curves T(X, X + 1 / z) are those of a log-concave
+shift, c of them one after the other make that of the shift c / z (Dong, Roth and Su 2019, Theorem 2.14: what is
+dominated for neighbours by f is for groups by f one after the other). rho-zCDP is c^2 rho-zCDP (Bun and Steinke 2016,
+Proposition 1.9). Compositions are compositions of what each part is for units. Samples are refused: a unit's slots come
+to a batch together or not, which no event here says. So are events side by side: a unit may have slots in several
+parts, and the dearest one alone is no bound for different parts together.
+
+The computed noise of a plan (`Noise.excess`, `Noise.rarity`) is as near to real noise for units as it is for slots: it
+is one table's own law that is near, whatever it is compared with. And what it costs was paid for in (epsilon / c,
+delta_row), which is what the walk starts from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .accounting import (
+    ComposedDpEvent,
+    Event,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    SelfComposedDpEvent,
+    ZCDpEvent,
+)
+from .errors import BismarckError
+from .spec import SMALLEST, SMALLEST_DELTA, Spec
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+ROUNDING = 1e-12
+"""Relative: more than arithmetic makes of what is computed here, and on the safe side."""
+
+LESS = "use a smaller unit_rows, or a larger epsilon"
+
+
+def check_unit(options: dict[str, Any]) -> None:
+    if options["privacy_unit"] is None and options["unit_rows"] > 1:
+        raise BismarckError(
+            f"unit_rows is {options['unit_rows']}, and there is no privacy_unit",
+            "name the column that says whose a row is, or leave out unit_rows",
+        )
+
+
+def unit_params(options: dict[str, Any]) -> dict[str, Any]:
+    """What reading a source needs to know; the seed is a test's."""
+    unit = {"column": options["privacy_unit"], "rows": options["unit_rows"]}
+    return {} if options["privacy_unit"] is None else {"unit": unit, "seed": options["seed"]}
+
+
+def described(options: dict[str, Any]) -> str:
+    """What the guarantee is for, in words."""
+    if options["privacy_unit"] is None:
+        return "row"
+    rows = options["unit_rows"]
+    return f"{options['privacy_unit']}, at most {rows} row{'s' if rows > 1 else ''}"
+
+
+def slot_budget(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
+    """What may be spent on a slot, where units have so many: rounded down."""
+    if rows == 1:
+        return epsilon, delta
+    each = epsilon / rows * (1 - ROUNDING)
+    # expm1(each) / expm1(epsilon), of numbers that never overflow
+    ratio = math.exp(each - epsilon) * (math.expm1(-each) / math.expm1(-epsilon))
+    share = delta * ratio * (1 - ROUNDING)
+    if each < SMALLEST or (delta > 0 and share < SMALLEST_DELTA):
+        raise BismarckError(
+            f"epsilon {epsilon:g} for {rows} rows leaves too little for each", "use a smaller unit_rows"
+        )
+    return each, share
+
+
+def slot_spec(spec: Spec) -> Spec:
+    """The spec that a plan for slots is made of."""
+    if spec.epsilon is None:
+        return spec
+    epsilon, delta = slot_budget(spec.epsilon, spec.delta, spec.options["unit_rows"])
+    return replace(spec, epsilon=epsilon, delta=delta)
+
+
+def lifted(event: Event, rows: int) -> Event:
+    """What an event of slots is for units that have so many; never cheaper than the truth."""
+    if rows == 1 or isinstance(event, (NoOpDpEvent, NonPrivateDpEvent)):
+        return event
+    if isinstance(event, (GaussianDpEvent, LaplaceDpEvent)):
+        return replace(event, noise_multiplier=event.noise_multiplier / rows * (1 - ROUNDING))
+    if isinstance(event, ZCDpEvent):
+        return ZCDpEvent(event.rho * rows**2 * (1 + ROUNDING))
+    if isinstance(event, SelfComposedDpEvent):
+        return replace(event, event=lifted(event.event, rows))
+    if isinstance(event, ComposedDpEvent):
+        return ComposedDpEvent(tuple(lifted(part, rows) for part in event.events))
+    raise BismarckError(f"{type(event).__name__} has no bound here for several rows of a unit", "use unit_rows 1")
+
+
+def check_rows_of_units(spec: Spec, samples: bool) -> None:
+    """Samples of slots say nothing of units with several."""
+    if samples and spec.epsilon is not None and spec.options["unit_rows"] > 1:
+        raise BismarckError(
+            f'algorithm "{spec.algorithm}" samples rows, and unit_rows is {spec.options["unit_rows"]}',
+            "use unit_rows 1, or an algorithm that does not sample, such as bolton or scs13",
+        )
+
+
+PER_SLOT = ("scale_epsilon", "selection_epsilon", "constants_epsilon")
+"""Details of a plan that are pure epsilons: they add up."""
+
+
+def for_units(plan: Plan, spec: Spec) -> Plan:
+    """The plan for slots, as it is for units; `spec` is what was asked for. Sensitivities are c times those of a slot,
+    by the triangle inequality; noise stays what it is.
+    """
+    rows = spec.options["unit_rows"]
+    if rows == 1 or spec.epsilon is None:
+        return plan
+    details = {
+        name: value * rows if name in PER_SLOT and value is not None else value for name, value in plan.details.items()
+    }
+    return replace(
+        plan,
+        spec=replace(plan.spec, epsilon=spec.epsilon, delta=spec.delta),
+        sensitivity=None if plan.sensitivity is None else plan.sensitivity * rows,
+        noise=replace(plan.noise, event=lifted(plan.noise.event, rows)),
+        details=details,
+    )
