@@ -70,6 +70,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         fit_intercept: bool | None = None,
         huber_h: float | None = None,
         adjacency: str | None = None,
+        privacy_unit: str | None = None,
+        unit_rows: int | None = None,
         feature_bound: float | None = None,
         scale: float | str | Sequence[float] | Mapping[str, float] | None = None,
         quantile: float | None = None,
@@ -111,6 +113,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.fit_intercept = fit_intercept
         self.huber_h = huber_h
         self.adjacency = adjacency
+        self.privacy_unit = privacy_unit
+        self.unit_rows = unit_rows
         self.feature_bound = feature_bound
         self.scale = scale
         self.quantile = quantile
@@ -164,6 +168,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         from .controller import scratch
 
         spec = self._spec(classes)
+        if self.privacy_unit is not None:
+            raise BismarckError("privacy_unit names a column of a table, and X has none", "use fit_table")
         if hasattr(self, "columns_"):  # by now zeros and ones
             spec.pop("categories", None)
             if isinstance(self.scale, Mapping):

@@ -17,7 +17,8 @@ discrete Laplace noise of scale s_g on every number of group g, the log odds of 
 L1_g / s_g, which is at most epsilon. With discrete Gaussian noise of parameter s_g the release is rho-zCDP, rho = the
 sum of L2_g^2 / (2 s_g^2) (Canonne, Kamath and Steinke 2020, Theorem 14: exact for noise on integers; independent
 numbers add up), and rho is one whose epsilon at delta is at most epsilon (`accounting.zcdp_epsilon`). Sums, noise and
-their sum are integers: nothing is rounded after noise is made, and no float can betray anything.
+their sum are integers: nothing is rounded after noise is made, and no float can betray anything. With `privacy_unit` a
+row is a slot, and all this holds for units (`units`).
 
              replace              zero-out             why
              L1         L2        L1       L2
@@ -43,6 +44,7 @@ from .errors import BismarckError
 from .losses import LOSSES, Array
 from .model import Model
 from .spec import OPTIONS, Option, _whole, check_delta, check_epsilon, refuse, unknown
+from .units import check_unit, lifted, slot_budget, unit_params
 
 Integers = npt.NDArray[np.int64]
 Metrics = dict[str, Optional[float]]
@@ -86,6 +88,8 @@ def _metrics(name: str, value: Any) -> list[str]:
 EVALUATION_OPTIONS = {
     "metrics": Option(_metrics, None, "those that epsilon is spent on; without it all that the model has", ()),
     "adjacency": OPTIONS["adjacency"],
+    "privacy_unit": OPTIONS["privacy_unit"],
+    "unit_rows": OPTIONS["unit_rows"],
     "bins": Option(_whole(1, 512), 16, "cells of margins on each side of 0, for auc", ()),
     "loss_bound": Option(OPTIONS["label_bound"].parse, None, "a row's log loss or squared residual is cut to this", ()),
     "label_bound": Option(OPTIONS["label_bound"].parse, None, "a number to predict is cut to this magnitude", ()),
@@ -103,6 +107,7 @@ def parse_evaluation(options: Any) -> dict[str, Any]:
             raise unknown("option", name, EVALUATION_OPTIONS)
         if value is not None:
             parsed[name] = EVALUATION_OPTIONS[name].parse(name, value)
+    check_unit(parsed)
     return parsed
 
 
@@ -236,6 +241,7 @@ class Evaluation:
         names = ("rows", "loss", "scores" if self.subject.classes else "labels")
         return {
             **self.subject.label_params(),
+            **unit_params(self.options),
             "mechanism": self.mechanism,
             "units": [by_name[name].unit if name in by_name else 0 for name in names],
             "noise": [by_name[name].noise if name in by_name else 0 for name in names],
@@ -251,7 +257,7 @@ class Evaluation:
         found = []
         if self.options["seed"] is not None:
             found.append("NOT PRIVATE: the seed is known, so the noise can be subtracted")
-        if self.delta * n >= 1:
+        if self.delta * n >= self.options["unit_rows"]:
             found.append(f"delta {self.delta:g} is at least 1/n: it allows a row to be shown whole")
         if self.epsilon > 10:
             found.append(
@@ -272,8 +278,10 @@ def plan_evaluation(subject: Subject, epsilon: Any = None, delta: Any = 0.0, opt
     parsed, loss_bound = _bounds(subject, parsed)
     names = set().union(*(NEEDS[metric] for metric in metrics))
     mechanism = "laplace" if delta == 0 else "gaussian"
-    groups = _groups(subject, [name for name in SHARES[subject.kind] if name in names], epsilon, delta, parsed)
-    event = NonPrivateDpEvent() if parsed["seed"] is not None else event_of(groups, mechanism)
+    rows = parsed["unit_rows"]
+    slot = slot_budget(epsilon, delta, rows)
+    groups = _groups(subject, [name for name in SHARES[subject.kind] if name in names], *slot, parsed)
+    event = NonPrivateDpEvent() if parsed["seed"] is not None else lifted(event_of(groups, mechanism), rows)
     return Evaluation(subject, metrics, epsilon, delta, parsed, mechanism, groups, loss_bound, event)
 
 

@@ -96,6 +96,7 @@ def model(state: Any) -> dict[str, Any]:
         "noise_scale": noise.scale,
         "mechanism": noise.mechanism,
         "adjacency": spec.options["adjacency"],
+        "privacy_unit": "row",
         "trust": "local",
         "passes": 1,
         "private": True,
@@ -145,6 +146,8 @@ def _plan(key: tuple[Any, ...]) -> tuple[Setting, Noise]:
     loss, epsilon, delta, d, options = key
     if dict(options).get("seed") is not None:
         raise BismarckError("a known seed voids privacy", "leave out the option seed")
+    if dict(options).get("privacy_unit") is not None:
+        raise BismarckError("the local protocol has no columns, and privacy_unit names one", "leave it out")
     if dict(options).get("project_dim") is not None:
         raise BismarckError("the local protocol has no project_dim", "let providers prepare their rows themselves")
     if dict(options).get("scale") == "quantile":

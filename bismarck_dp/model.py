@@ -65,6 +65,8 @@ class Model:
     plan: dict[str, Any] = field(repr=False)
     event: dict[str, Any] = field(repr=False)
     owner: str = ""
+    privacy_unit: str = "row"
+    """what the guarantee is for: a row, or all rows of a unit"""
     ledger_id: int | None = None
     """the entry of the ledger that paid for it; None where the source is not protected"""
 
@@ -90,6 +92,7 @@ class Model:
             "epsilon",
             "delta",
             "adjacency",
+            "privacy_unit",
             "trust",
             "mechanism",
             "sensitivity",

@@ -112,6 +112,7 @@ class Poisson(Noisy):
     also none; its sum is divided by q n = batch_size, a constant, and it always has its noise.
     """
 
+    samples = True
     options = Noisy.options - {"workers", "shuffle"}
 
     def plan(self, spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:

@@ -11,6 +11,7 @@ from .losses import LOSSES
 from .mechanisms import NO_NOISE, Noise
 from .sensitivity import Schedule
 from .spec import Spec
+from .units import described, unit_params
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Plan:
         other rows say: what a label means must not depend on another row.
         """
         options = self.spec.options
-        params = {**shape_params(self.spec), "seed": options["seed"]}
+        params = {**shape_params(self.spec), **unit_params(options), "seed": options["seed"]}
         # How much is written must not depend on values where something is promised.
         params.update(n=self.n, d=self.d, sparse=self.noise.mechanism == "none")
         return {**params, **label_params(self.spec)}
@@ -152,6 +153,7 @@ class Plan:
             "mechanism": self.noise.mechanism,
             "perturbs": self.perturbs,
             "adjacency": self.spec.options["adjacency"] if private else None,
+            "privacy_unit": described(self.spec.options),
             "trust": "central" if private else None,
             "sensitivity": self.sensitivity,
             "noise_scale": self.noise.scale if private else None,

@@ -30,6 +30,7 @@ from .accounting import ComposedDpEvent, Event, LaplaceDpEvent, SelfComposedDpEv
 from .errors import BismarckError
 from .plan import Plan
 from .spec import Spec, unknown
+from .units import slot_spec
 
 EXPONENTS = 2**20
 """Steps of a choice's epsilon, which is rounded down."""
@@ -91,8 +92,8 @@ def counted_bytes(plan: Plan) -> int:
 
 def notes(plan: Plan) -> list[str]:
     """What a reader should know of the bounds: where rows or epsilon are too few to tell candidates apart."""
-    spec, count = plan.spec, features_measured(plan.spec, plan.d)
-    if spec.epsilon is None or count == 0:
+    spec, count = slot_spec(plan.spec), features_measured(plan.spec, plan.d)
+    if not measures(spec) or spec.epsilon is None or count == 0:
         return []
     first, last = exponents(spec)
     each = spec.epsilon * spec.options["private_scale"] / count
@@ -131,7 +132,7 @@ def measure_params(plan: Plan, features: Sequence[str] = ()) -> dict[str, Any]:
     """What the server reads: half of e, the exponent's factor, as a fraction that is never more; none where nothing is
     promised, and then the best score is taken.
     """
-    spec = plan.spec
+    spec = slot_spec(plan.spec)
     first, last = exponents(spec)
     if plan.n > MOST_ROWS:
         raise BismarckError(f"{plan.n} rows are too many to measure quantiles of", "give scale as numbers")

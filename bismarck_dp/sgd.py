@@ -75,6 +75,8 @@ class Sgd:
     """how packed copies are laid out: rows, or columns"""
     remembers = False
     """whether the server keeps a number for each row while it trains"""
+    samples = False
+    """whether privacy comes of Poisson samples, too"""
     many = True
     """whether it takes more than two classes"""
     selects = False

@@ -15,6 +15,7 @@ from .scaling import notes as bound_notes
 from .sensitivity import Pulse
 from .sgd import Sgd
 from .spec import Spec
+from .units import for_units, slot_spec
 
 MOST_FEATURES = 1_000_000
 
@@ -46,9 +47,15 @@ def make_plan(spec: Spec, n: int, d: int, pulse: Pulse = lambda: None) -> Plan:
         raise BismarckError("the rows have no features", "name a non-empty array column, or numeric columns")
     if d > MOST_FEATURES:
         raise BismarckError(f"the rows have {d} features", f"at most {MOST_FEATURES} are supported")
+    plan = for_units(_plan_for_slots(slot_spec(spec), n, d, pulse), spec)
+    notes = SOLVERS[spec.algorithm].notes(plan.spec, max(n // spec.options["unit_rows"], 1))
+    return replace(plan, notes=(*notes, *bound_notes(plan)))
+
+
+def _plan_for_slots(spec: Spec, n: int, d: int, pulse: Pulse) -> Plan:
+    """A slot is a row, or one of a unit's."""
     solver = SOLVERS[spec.algorithm]
     if not measures(spec):
         return solver.plan(spec, n, d, pulse)
     exponents(spec)
-    plan = with_measuring(solver.plan(training_spec(spec), n, d, pulse), spec)
-    return replace(plan, notes=(*solver.notes(plan.spec, n), *bound_notes(plan)))
+    return with_measuring(solver.plan(training_spec(spec), n, d, pulse), spec)

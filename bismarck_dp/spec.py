@@ -86,6 +86,14 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _column(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise refuse(name, value, "a column's name")
+    return value
+
+
+MOST_UNIT_ROWS = 10_000
+
 STEP_WORDS = ("constant", "decreasing", "sqrt")
 
 
@@ -213,6 +221,12 @@ OPTIONS: dict[str, Option] = {
     "adjacency": Option(
         _word("replace", "zero-out"), "replace", "what neighbouring tables differ in", (None, "zero-out")
     ),
+    "privacy_unit": Option(
+        _column, None, "the column that says whose a row is: the guarantee is for all its rows, not for one", (None,)
+    ),
+    "unit_rows": Option(
+        _whole(1, MOST_UNIT_ROWS), 1, "rows of a privacy unit that count at most, chosen at random", (None,)
+    ),
     "feature_bound": Option(_number(), 1.0, "rows are scaled down to this L2 norm", (None, 2.0)),
     "scale": Option(
         _scale,
@@ -301,6 +315,8 @@ ROWS = frozenset(
         "project_seed",
         "label_bound",
         "classes",
+        "privacy_unit",
+        "unit_rows",
         "seed",
     }
 )
@@ -373,6 +389,7 @@ class Spec:
     ) -> Spec:
         from .losses import LOSSES
         from .solvers import SOLVERS
+        from .units import check_unit
 
         if algorithm not in SOLVERS:
             raise unknown("algorithm", algorithm, SOLVERS)
@@ -393,4 +410,5 @@ class Spec:
             raise BismarckError(
                 f'algorithm "{algorithm}" is not private', "pass NULL as epsilon, or a private algorithm such as bolton"
             )
+        check_unit(parsed, algorithm, solver.samples)
         return cls(algorithm, loss, epsilon, check_delta(0.0 if delta is None else delta), parsed)

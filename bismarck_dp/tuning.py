@@ -57,7 +57,17 @@ from .stopping import ScoreNoise
 
 METHODS = ("portions", "random_stopping")
 
-FIXED = ("epsilon", "delta", "seed", "adjacency", "classes", "label_bound", "categories")
+FIXED = (
+    "epsilon",
+    "delta",
+    "seed",
+    "adjacency",
+    "privacy_unit",
+    "unit_rows",
+    "classes",
+    "label_bound",
+    "categories",
+)
 """What is the same for all candidates: the claim, and what a label or a column means."""
 
 MOST_CANDIDATES = 1000
@@ -127,6 +137,7 @@ def make_candidates(
             raise _refusal(number, one, error) from error
         made.append(Candidate(number, one, _with_seed(spec, number)))
     _check_losses(made)
+    _check_unit(made[0].spec)
     return made
 
 
@@ -184,6 +195,15 @@ def _with_seed(spec: Spec, number: int) -> Spec:
     """In a test: another seed for each, or else all would have the same noise."""
     seed = spec.options["seed"]
     return spec if seed is None else replace_options(spec, {"seed": seed + number})
+
+
+def _check_unit(spec: Spec) -> None:
+    """One slot is in one portion; several of a unit may be in any."""
+    if (rows := spec.options["unit_rows"]) > 1:
+        raise BismarckError(
+            f"tuning divides rows into portions, and unit_rows is {rows}",
+            "use unit_rows 1: several rows of a unit would lie in several portions",
+        )
 
 
 def _check_losses(candidates: list[Candidate]) -> None:

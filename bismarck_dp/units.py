@@ -13,18 +13,20 @@ is (epsilon / c, delta_row)-DP for a slot is (epsilon, delta)-DP for a unit, wit
 Proof. (1) The choice of a unit's rows is a function of its own rows and of coins that belong to nobody else; the law of
 all choices together is the product. So both tables can be read with the same coins for all units but the one that
 differs, and the two lists of slots differ in at most c of c U places, those of that unit: by any other rows, or by null
-rows, which is what neighbouring lists of slots may differ in. (2) The places are in another order where a unit has
-fewer rows. That does not matter: training shuffles slots uniformly, so that its law depends on which slots there are
-and not on how they came; sums of an evaluation, of measured bounds and of packed columns are sums of whole numbers, or
-of numbers that add up without rounding; and dividing slots into portions is uniform. (3) Given the coins, the promise
-for slots holds, c = 1; a mixture over coins, of the same law on both sides, keeps it, for P(S) <= e^epsilon Q(S) + delta
-is linear in P and Q. Where a source is read several times, each choice has coins of its own, and the same holds given
-all of them. (4) For c > 1 walk from one list to the other by changing one slot after the other: with e = epsilon / c,
+rows, which is what neighbouring lists of slots may differ in. (In a seeded test coins come from one stream, and a unit
+with more rows takes more of it. That changes what is drawn for others, not its law.) (2) The places are in another
+order where a unit has fewer rows. That does not matter: training shuffles slots uniformly, so that its law depends on
+which slots there are and not on how they came; counts, noisy sums of an evaluation and of packed columns are sums of
+whole numbers, or of numbers that add up without rounding; and dividing slots into portions is uniform. (3) Given the
+coins, the promise for slots holds, and c = 1 is done: a mixture over coins of the same law on both sides keeps it, for
+P(S) <= e^epsilon Q(S) + delta is linear in P and Q. Where a source is read several times, each choice has coins of its
+own, and the same holds given all of them. (4) For c > 1 walk from one list to the other, one slot at a time: with e =
+epsilon / c and d = delta_row,
 
     P_0(S) <= e^e P_1(S) + d <= e^(2 e) P_2(S) + e^e d + d <= ... <= e^(c e) P_c(S) + d (e^(c e) - 1) / (e^e - 1).  QED
 
-What texts hash to decides who is one unit; two different ones are taken for one with a probability below 2^-60 for any
-table that fits a disk (udf/units.c), which is on top of delta like the quality of the random numbers.
+Numbers, dates and UUIDs are told apart exactly. Two texts are taken for one unit with a tiny probability that does not
+depend on rows (udf/units.c), and comes on top of delta as the quality of the random numbers does.
 
 Events. `lifted` says what an event of slots is for units. Distributions that a noise separates at a multiplier z are at
 z / c after c steps: for Gaussian and Laplace noise, whose trade-off curves T(X, X + 1 / z) are those of a log-concave
@@ -42,6 +44,7 @@ delta_row), which is what the walk starts from.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,27 +64,35 @@ from .spec import SMALLEST, SMALLEST_DELTA, Spec
 if TYPE_CHECKING:
     from .plan import Plan
 
-ROUNDING = 1e-12
-"""Relative: more than arithmetic makes of what is computed here, and on the safe side."""
+SPARED = 1e-12
+"""Of what a slot may spend, relatively: for the rounding of this calculation, and of events."""
 
-LESS = "use a smaller unit_rows, or a larger epsilon"
+ROUNDING = 1e-13
+"""Of events, on the safe side."""
 
 
-def check_unit(options: dict[str, Any]) -> None:
-    if options["privacy_unit"] is None and options["unit_rows"] > 1:
+def check_unit(options: Mapping[str, Any], algorithm: str = "", samples: bool = False) -> None:
+    """Several rows need a unit, and an algorithm that does not sample: see the claim on events."""
+    rows = options["unit_rows"]
+    if rows > 1 and options["privacy_unit"] is None:
         raise BismarckError(
-            f"unit_rows is {options['unit_rows']}, and there is no privacy_unit",
+            f"unit_rows is {rows}, and there is no privacy_unit",
             "name the column that says whose a row is, or leave out unit_rows",
+        )
+    if rows > 1 and samples:
+        raise BismarckError(
+            f'algorithm "{algorithm}" samples rows, and unit_rows is {rows}',
+            "use unit_rows 1, or an algorithm that does not sample, such as bolton or scs13",
         )
 
 
-def unit_params(options: dict[str, Any]) -> dict[str, Any]:
+def unit_params(options: Mapping[str, Any]) -> dict[str, Any]:
     """What reading a source needs to know; the seed is a test's."""
     unit = {"column": options["privacy_unit"], "rows": options["unit_rows"]}
     return {} if options["privacy_unit"] is None else {"unit": unit, "seed": options["seed"]}
 
 
-def described(options: dict[str, Any]) -> str:
+def described(options: Mapping[str, Any]) -> str:
     """What the guarantee is for, in words."""
     if options["privacy_unit"] is None:
         return "row"
@@ -93,10 +104,10 @@ def slot_budget(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
     """What may be spent on a slot, where units have so many: rounded down."""
     if rows == 1:
         return epsilon, delta
-    each = epsilon / rows * (1 - ROUNDING)
+    each = epsilon / rows * (1 - SPARED)
     # expm1(each) / expm1(epsilon), of numbers that never overflow
     ratio = math.exp(each - epsilon) * (math.expm1(-each) / math.expm1(-epsilon))
-    share = delta * ratio * (1 - ROUNDING)
+    share = delta * ratio * (1 - SPARED)
     if each < SMALLEST or (delta > 0 and share < SMALLEST_DELTA):
         raise BismarckError(
             f"epsilon {epsilon:g} for {rows} rows leaves too little for each", "use a smaller unit_rows"
@@ -125,15 +136,6 @@ def lifted(event: Event, rows: int) -> Event:
     if isinstance(event, ComposedDpEvent):
         return ComposedDpEvent(tuple(lifted(part, rows) for part in event.events))
     raise BismarckError(f"{type(event).__name__} has no bound here for several rows of a unit", "use unit_rows 1")
-
-
-def check_rows_of_units(spec: Spec, samples: bool) -> None:
-    """Samples of slots say nothing of units with several."""
-    if samples and spec.epsilon is not None and spec.options["unit_rows"] > 1:
-        raise BismarckError(
-            f'algorithm "{spec.algorithm}" samples rows, and unit_rows is {spec.options["unit_rows"]}',
-            "use unit_rows 1, or an algorithm that does not sample, such as bolton or scs13",
-        )
 
 
 PER_SLOT = ("scale_epsilon", "selection_epsilon", "constants_epsilon")

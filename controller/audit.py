@@ -158,6 +158,8 @@ def _plan(spec: Spec, n: int, d: int) -> Plan:
         raise BismarckError(f'algorithm "{spec.algorithm}" claims no privacy', "audit a private algorithm")
     if spec.options["seed"] is not None:
         raise BismarckError("a run with a seed is not private", "leave out the option seed")
+    if spec.options["privacy_unit"] is not None:
+        raise BismarckError("an audit makes tables whose rows are nobody's", "leave out privacy_unit")
     if measures(spec):
         raise BismarckError(
             "an audit holds noise fixed and compares models, and measured bounds have noise of their own",

@@ -21,6 +21,7 @@ from bismarck_dp.losses import LOSSES
 from bismarck_dp.plan import Plan
 from bismarck_dp.scaling import counted_bytes, measure_params, measures
 from bismarck_dp.spec import Spec
+from bismarck_dp.units import unit_params
 
 from . import queries
 from .queries import Query
@@ -105,7 +106,7 @@ class Engine(ABC):
         """
         spec = request.spec
         look = LOSSES[spec.loss].classification and spec.options["classes"] is None
-        params = {"categories": spec.options["categories"]}
+        params = {"categories": spec.options["categories"], **unit_params(spec.options)}
         facts = self.one(queries.describe(request.source, request.label, request.features, look, params))
         classes = _classes(facts, request, labels) if look else _given(spec)
         return Shape(facts["rows"], _features(facts, request), classes, look)
@@ -113,7 +114,7 @@ class Engine(ABC):
     def public_shape(self, request: Request, length: int | None) -> Shape:
         """The same for someone who must learn nothing from rows but their number; `length` is that of an array."""
         spec = request.spec
-        params = {"categories": spec.options["categories"]}
+        params = {"categories": spec.options["categories"], **unit_params(spec.options)}
         facts = self.one(queries.describe(request.source, request.label, request.features, False, params))
         if facts["rows"] == 0:
             raise _no_rows()
@@ -164,7 +165,7 @@ class Engine(ABC):
 
     def measure(self, request: Request, plan: Plan) -> list[float]:
         """Bounds of the features, chosen privately and paid for in the plan."""
-        params = _of_portion(request, measure_params(plan, request.features))
+        params = _of_portion(request, {**unit_params(plan.spec.options), **measure_params(plan, request.features)})
         query = queries.bounds(request.source, request.label, request.features, params)
         return [float(bound) for bound in self.one(query)["bounds"]]
 
@@ -268,6 +269,7 @@ class Engine(ABC):
             "fixed": fixed,
             "seed": options["seed"],
             "categories": options["categories"],
+            **unit_params(options),
         }
         found = self.one(queries.split(request.source, request.label, request.features, old.tables, params))
         return Portions(old.tables, list(found["portions"]), int(found["rows"]))

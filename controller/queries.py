@@ -24,7 +24,8 @@ class Query:
 MODEL_COLUMNS = (
     "name, algorithm, loss, weights, intercept, classes, n, d, epsilon, delta, sensitivity, noise_scale, mechanism, "
     "adjacency, support, trust, gap, passes, seconds, private, note, source, label, features, feature_bound, scale, "
-    "normalize, multiclass, categories, project_dim, project_seed, tuning, options, plan, event, ledger_id"
+    "normalize, multiclass, categories, project_dim, project_seed, tuning, options, plan, event, privacy_unit, "
+    "ledger_id"
 )
 
 MAX_ROW_BYTES_ON_PAGE = 8128

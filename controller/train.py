@@ -36,6 +36,7 @@ SHARED = (
     "noise_scale",
     "mechanism",
     "adjacency",
+    "privacy_unit",
     "trust",
 )
 """What a model's row and its plan say in the same words."""

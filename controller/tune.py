@@ -329,7 +329,7 @@ def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, 
     """One half of the public table to train on, the other to count errors on; then the winner, on the source."""
     assert tuning.public_source is not None
     refuse_protected(engine, tuning.public_source, "public_source")
-    request = replace(tuning.request, source=tuning.public_source)
+    request = _without_unit(replace(tuning.request, source=tuning.public_source))
     name, public = engine.source_facts(request)["name"], engine.describe(request)
     if public.d != shape.d:
         raise BismarckError(f"{name} has {public.d} features, and the source {shape.d}", "they must be the same")
@@ -349,6 +349,11 @@ def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, 
     engine.drop(one.packed)
     facts = {"method": "public", "candidates": len(plans), "rows": portions.rows, "public_source": name, "cost": 0}
     return Winner(one, weights, (*one.plan.notes, PUBLIC.format(name)), chosen.paid, {"tuning": facts})
+
+
+def _without_unit(request: Request) -> Request:
+    """Public rows need no limit, and may have no such column."""
+    return replace(request, spec=replace_options(request.spec, {"privacy_unit": None, "unit_rows": 1}))
 
 
 # ---- random stopping ----

@@ -49,6 +49,7 @@ CREATE TABLE bismarck_dp.model (
     plan          jsonb NOT NULL,         -- everything dp_explain shows
     event         jsonb NOT NULL,         -- what an accountant needs: a DpEvent of the library dp-accounting
     owner         regrole NOT NULL,
+    privacy_unit  text NOT NULL DEFAULT 'row', -- what the guarantee is for: a row, or so many rows of each unit
     ledger_id     bigint                  -- the entry of the ledger that paid for it; NULL: its source is not protected
 );
 REVOKE ALL ON bismarck_dp.model FROM PUBLIC;

@@ -595,6 +595,41 @@ MUTATIONS = [
         "m = NULL, (void)matrix_among;",
         "test_tune.py::test_projections_of_a_grid_are_one_matrix",
     ),
+    Mutation(
+        "all rows of a unit",
+        "udf/source.c",
+        "    if (reading->source->unit == NULL)\n        read_once",
+        "    if (reading->source->unit == NULL || reading->source->unit != NULL)\n        read_once",
+        "test_units.py::test_a_unit_moves_the_model_by_its_sensitivity_at_most[1-replace]",
+    ),
+    Mutation(
+        "the last rows of a unit, always",
+        "udf/units.c",
+        "at = (int64)dp_random_below(units->random, (uint64)unit->seen);",
+        "at = unit->seen % units->most;",
+        "test_units.py::test_choices_are_uniform_and_independent[1]",
+    ),
+    Mutation(
+        "slots of a unit that share no delta",
+        "bismarck_dp/units.py",
+        "share = delta * ratio * (1 - SPARED)",
+        "share = delta * max(ratio, 1 - SPARED)",
+        "test_units.py::test_the_lemma_is_attained",
+    ),
+    Mutation(
+        "an event of slots that is sold as one of units",
+        "bismarck_dp/units.py",
+        "noise_multiplier=event.noise_multiplier / rows *",
+        "noise_multiplier=event.noise_multiplier *",
+        "test_units.py::test_lifted_events_are_never_cheaper_than_the_truth[2]",
+    ),
+    Mutation(
+        "bounds measured with the epsilon of a unit for each row",
+        "bismarck_dp/scaling.py",
+        "    spec = slot_spec(plan.spec)\n",
+        "    spec = plan.spec\n",
+        "test_units.py::test_measured_bounds_are_paid_for_by_slots",
+    ),
 ]
 
 
