@@ -400,7 +400,10 @@ receive_chosen(TupleTableSlot *slot, void *arg)
     if (!dp_units_chosen(l->units, slot->tts_values[l->at], slot->tts_isnull[l->at], l->row++))
         return true;
     l->left--;
-    return l->receive(slot, l->arg);
+    if (l->receive(slot, l->arg))
+        return true;
+    l->left = 0;
+    return false;
 }
 
 /* Slots without a row: a unit had too few, or a view gave other rows the second time. */
