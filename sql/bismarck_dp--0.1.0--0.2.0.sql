@@ -8,6 +8,7 @@
 ---------------------------------------------------------------------------------------------------------------------
 
 ALTER TABLE bismarck_dp.model
+    ADD COLUMN privacy_unit text NOT NULL DEFAULT 'row', -- what the guarantee is for: a row, or so many rows of each unit
     ADD COLUMN ledger_id bigint;          -- the entry of the ledger that paid for it; NULL: its source is not protected
 
 -- The star is of the columns there were when the view was made.
