@@ -14,6 +14,7 @@ import kernels
 import numpy as np
 import pytest
 import sqlalchemy
+from protected import Secret
 
 from bismarck_dp import BismarckError, explain
 from bismarck_dp.controller.database import Database, connect, embedded
@@ -116,6 +117,22 @@ def sql(db: Database) -> Any:
             return result.mappings().all() if result.returns_rows else []
 
     return run
+
+
+@pytest.fixture(scope="module")
+def sessions(server: Database) -> Iterator[Secret]:
+    """One session for each role of a module's attacks: importing NumPy in the server takes longer than an attack."""
+    secret = Secret(server)
+    yield secret
+    secret.close()
+
+
+@pytest.fixture
+def secret(db: Database, sessions: Secret) -> Iterator[Secret]:
+    """A protected table that `analyst` may train on and not read; see protected.py."""
+    sessions.make()
+    yield sessions
+    sessions.clean()
 
 
 def two_classes(n: int, d: int, seed: int = 0) -> tuple[Any, Any]:

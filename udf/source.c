@@ -1,5 +1,6 @@
 /*
- * source.c: the table or view with one row per example, read with the caller's rights and nobody else's.
+ * source.c: the table or view with one row per example, read with the caller's rights; or, where its owner has
+ * protected it and the controller has let the caller in, its heap alone, without a query.
  *
  * The query names columns and nothing more: no operator, cast or function of ours that a search_path could replace.
  * Values become doubles here, in C, without an error whatever they are: what is too large becomes infinite, and the
@@ -11,6 +12,7 @@
 
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/tableam.h"
 #include "catalog/pg_am_d.h"
 #include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
@@ -190,8 +192,7 @@ source_query(const DpSource *source, bool label)
     }
     if (source->unit != NULL)
         appendStringInfo(&query, ", %s", quote_identifier(source->unit->column));
-    /* What a protected table inherits to is not protected with it. */
-    appendStringInfo(&query, " FROM %s%s", dp_caller_is_admitted(source->relation) ? "ONLY " : "",
+    appendStringInfo(&query, " FROM %s",
                      quote_qualified_identifier(get_namespace_name(get_rel_namespace(source->relation)),
                                                 get_rel_name(source->relation)));
     return query.data;
@@ -281,25 +282,12 @@ plan_query(const char *query)
     return pg_plan_query(linitial_node(Query, rewritten), query, 0, NULL);
 }
 
-/* A schema may be renamed while its tables are locked: the name must have led to the table that was looked at. */
 static void
-check_reads_only(const PlannedStmt *plan, Oid relation)
+run_query(const char *query, Receiver *receiver)
 {
-    RangeTblEntry *entry = linitial_node(RangeTblEntry, plan->rtable);
+    QueryDesc *desc =
+        CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
 
-    if (list_length(plan->rtable) != 1 || entry->rtekind != RTE_RELATION || entry->relid != relation)
-        ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE), errmsg("the source changed while it was read")));
-}
-
-static void
-run_query(const char *query, Receiver *receiver, bool admitted)
-{
-    PlannedStmt *plan = plan_query(query);
-    QueryDesc *desc;
-
-    if (admitted)
-        check_reads_only(plan, receiver->source->relation);
-    desc = CreateQueryDesc(plan, query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
     ExecutorStart(desc, 0);
 #if PG_VERSION_NUM >= 180000
     ExecutorRun(desc, ForwardScanDirection, 0);
@@ -313,22 +301,20 @@ run_query(const char *query, Receiver *receiver, bool admitted)
 
 /* A scan from the table's start, so that a seeded test sees one order; nothing is compiled for one pass. */
 static void
-set_scan_options(bool admitted)
+set_scan_options(void)
 {
-    if (!admitted && dp_caller_search_path() != NULL)
+    if (dp_caller_search_path() != NULL)
         dp_set_option("search_path", dp_caller_search_path());
     dp_set_option("synchronize_seqscans", "off");
     dp_set_option("jit", "off");
 }
 
-/*
- * With the extension's rights, nothing is read but the stored columns of a heap: no view, foreign server or computed
- * column, whose expressions would be evaluated with those rights.
- */
+/* ---- reading what others have protected ---- */
+
+/* Stored columns of a heap, or nothing: no view, foreign server or column that is computed when it is read. */
 static void
-check_admitted(Oid relation)
+check_admitted(Relation source)
 {
-    Relation source = table_open(relation, AccessShareLock);
     bool stored = source->rd_rel->relkind == RELKIND_RELATION && source->rd_rel->relam == HEAP_TABLE_AM_OID;
 
     for (int i = 0; i < source->rd_att->natts; i++) {
@@ -336,19 +322,93 @@ check_admitted(Oid relation)
 
         stored = stored && (generated == '\0' || generated == ATTRIBUTE_GENERATED_STORED);
     }
-    table_close(source, NoLock);
     if (!stored)
         ereport(ERROR,
                 (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("the source is no plain table, and is read by nobody else"),
                  errhint("Only its owner can train on it.")));
 }
 
+/* Where a column is, by its name; it still has the type that was looked up. */
+static AttrNumber
+place_of_column(Relation source, const char *name, Oid type)
+{
+    AttrNumber number = get_attnum(RelationGetRelid(source), name);
+
+    if (number <= 0 || TupleDescAttr(source->rd_att, number - 1)->atttypid != type)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_IN_USE), errmsg("the source's columns changed while it was read")));
+    return number;
+}
+
+static AttrNumber *
+places_of_columns(Relation source, const Receiver *receiver, int *count)
+{
+    const DpSource *s = receiver->source;
+    AttrNumber *places = palloc(sizeof(AttrNumber) * (list_length(s->features) + 2));
+
+    *count = 0;
+    if (receiver->label)
+        places[(*count)++] = place_of_column(source, s->label, s->label_oid);
+    for (int i = 0; i < list_length(s->features); i++)
+        places[(*count)++] = place_of_column(source, list_nth(s->features, i), s->oids[i]);
+    if (s->unit != NULL)
+        places[(*count)++] = place_of_column(source, s->unit->column, s->unit->oid);
+    return places;
+}
+
+static void
+scan_heap(Relation source, const AttrNumber *places, TupleTableSlot *out, Receiver *receiver)
+{
+    TableScanDesc scan = table_beginscan_strat(source, GetActiveSnapshot(), 0, NULL, true, false);
+    TupleTableSlot *row = table_slot_create(source, NULL);
+    bool more = true;
+
+    while (more && table_scan_getnextslot(scan, ForwardScanDirection, row)) {
+        ExecClearTuple(out);
+        for (int i = 0; i < out->tts_tupleDescriptor->natts; i++)
+            out->tts_values[i] = slot_getattr(row, places[i], &out->tts_isnull[i]);
+        more = receive_slot(ExecStoreVirtualTuple(out), &receiver->dest);
+    }
+    ExecDropSingleTupleTableSlot(row);
+    table_endscan(scan);
+}
+
+/*
+ * With the extension's rights no query is planned. A planner folds what a table's owner has written, expressions of
+ * indexes, partial indexes, statistics and checks, and would run his functions with those rights; policies of rows
+ * and the caller's settings would have their say, too. A scan of the heap runs nobody's code, and reads this table's
+ * rows and no child's.
+ */
+static void
+read_admitted(const DpSource *source, Receiver *receiver)
+{
+    MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "bismarck_dp source", ALLOCSET_DEFAULT_SIZES);
+    MemoryContext outside = MemoryContextSwitchTo(context);
+    Relation relation = table_open(source->relation, AccessShareLock);
+    TupleTableSlot *out;
+    AttrNumber *places;
+    TupleDesc desc;
+    int count;
+
+    check_admitted(relation);
+    places = places_of_columns(relation, receiver, &count);
+    desc = CreateTemplateTupleDesc(count);
+    for (int i = 0; i < count; i++)
+        TupleDescCopyEntry(desc, (AttrNumber)(i + 1), relation->rd_att, places[i]);
+    out = MakeSingleTupleTableSlot(desc, &TTSOpsVirtual);
+    scan_heap(relation, places, out, receiver);
+    ExecDropSingleTupleTableSlot(out);
+    table_close(relation, NoLock);
+    MemoryContextSwitchTo(outside);
+    MemoryContextDelete(context);
+}
+
+/* ---- reading, once or twice ---- */
+
 /* A query may be run twice, and must be the same one: names could lead elsewhere, or rows come in another order. */
 typedef struct Reading {
     const DpSource *source;
     bool label;
-    char *query;
-    bool admitted;
+    char *query; /* NULL: the caller is admitted */
 } Reading;
 
 static void
@@ -360,7 +420,10 @@ read_once(const Reading *reading, DpReceive receive, void *arg)
                          .receive = receive,
                          .arg = arg};
 
-    run_query(reading->query, &receiver, reading->admitted);
+    if (reading->query == NULL)
+        read_admitted(reading->source, &receiver);
+    else
+        run_query(reading->query, &receiver);
 }
 
 /* ---- at most so many rows of each unit ---- */
@@ -474,29 +537,40 @@ read_counting(const Reading *reading, DpReceive receive, void *arg)
 
 typedef int64 (*ReadRows)(const Reading *reading, DpReceive receive, void *arg);
 
+/* However often rows are read, it is under one snapshot. */
+static int64
+read_under_one_snapshot(const Reading *reading, ReadRows read, DpReceive receive, void *arg)
+{
+    int64 slots;
+
+    PushCopiedSnapshot(GetActiveSnapshot());
+    UpdateActiveSnapshotCommandId();
+    slots = read(reading, receive, arg);
+    PopActiveSnapshot();
+    return slots;
+}
+
 /*
  * Everything a function of the caller's sets while the source is read is undone, not kept: a kept search_path would
- * become that of the extension's own statements. However often rows are read, it is under one snapshot.
+ * become that of the extension's own statements.
  */
 static int64
-as_caller(const DpSource *source, bool label, ReadRows read, DpReceive receive, void *arg)
+read_source(const DpSource *source, bool label, ReadRows read, DpReceive receive, void *arg)
 {
-    Reading reading = {.source = source, .label = label, .admitted = dp_caller_is_admitted(source->relation)};
-    int options = NewGUCNestLevel();
+    Reading reading = {.source = source, .label = label};
+    int options;
     Oid role;
     int context;
     int64 slots;
 
-    if (reading.admitted)
-        check_admitted(source->relation);
+    if (dp_caller_is_admitted(source->relation))
+        return read_under_one_snapshot(&reading, read, receive, arg);
+    options = NewGUCNestLevel();
     GetUserIdAndSecContext(&role, &context);
-    SetUserIdAndSecContext(reading.admitted ? role : dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
-    set_scan_options(reading.admitted);
+    SetUserIdAndSecContext(dp_caller_role(), context | SECURITY_LOCAL_USERID_CHANGE);
+    set_scan_options();
     reading.query = source_query(source, label);
-    PushCopiedSnapshot(GetActiveSnapshot());
-    UpdateActiveSnapshotCommandId();
-    slots = read(&reading, receive, arg);
-    PopActiveSnapshot();
+    slots = read_under_one_snapshot(&reading, read, receive, arg);
     SetUserIdAndSecContext(role, context);
     AtEOXact_GUC(false, options);
     return slots;
@@ -506,14 +580,14 @@ as_caller(const DpSource *source, bool label, ReadRows read, DpReceive receive, 
 void
 dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg)
 {
-    (void)as_caller(source, label, read_rows, receive, arg);
+    (void)read_source(source, label, read_rows, receive, arg);
 }
 
 /* Every row, whatever its unit; and how many slots there are. */
 static int64
 count_slots(const DpSource *source, bool label, DpReceive receive, void *arg)
 {
-    return as_caller(source, label, read_counting, receive, arg);
+    return read_source(source, label, read_counting, receive, arg);
 }
 
 /* ---- describe: how many rows and features, and how the labels are written ---- */
