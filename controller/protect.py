@@ -285,9 +285,9 @@ class Guard:
     def _length(self, request: Request) -> int | None:
         """d, where the features are one array."""
         assert self.protection is not None
-        column = request.features[0]
-        if len(request.features) > 1 or column not in self.protection.arrays:
+        if len(request.features) != 1 or request.features[0] not in self.protection.arrays:
             return None
+        (column,) = request.features
         if column not in self.protection.lengths:
             raise BismarckError(
                 f'how many numbers column "{column}" holds is not known',
@@ -432,6 +432,7 @@ def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:
     return {
         "protected": found.id,
         "table": str(found.source),
+        "terms": {"analysts": found.analysts, "columns": found.columns},
         "source": found.name,
         "verb": bill.verb,
         "model": bill.model,

@@ -29,7 +29,7 @@ def serve(plpy: Any, verb: str, request: str) -> str:
         if verb not in VERBS:
             raise BismarckError(f'unknown verb "{verb}"')
         _check_objects(engine)
-        answer = VERBS[verb](engine, json.loads(request, parse_int=_parse_int))
+        answer = VERBS[verb](engine, _parse(request))
     except BismarckError as refusal:
         answer = _refusal(refusal.message, refusal.hint, refusal.sqlstate)
     except plpy.SPIError as error:
@@ -72,6 +72,13 @@ def _hushed(state: str) -> dict[str, Any]:
     known = state[:2] in HUSHED
     message = HUSHED[state[:2]] if known else "the run failed, which its owner can look into"
     return _refusal(message, "what was paid stays spent", state if known else "XX000")
+
+
+def _parse(request: str) -> Any:
+    try:
+        return json.loads(request, parse_int=_parse_int)
+    except RecursionError:
+        raise BismarckError("malformed request", "nothing is nested so deeply") from None
 
 
 def _parse_int(digits: str) -> int | float:

@@ -102,7 +102,8 @@ class Secret:
         self.root("GRANT CREATE ON SCHEMA public TO keeper, analyst, outsider")
         self.keeper(
             "CREATE TABLE secret AS SELECT i AS id, (i % 2 * 2 - 1)::float8 AS y, i::numeric / 60 AS z,"
-            f" ARRAY[i / 60.0, 0.5]::float8[] AS x FROM generate_series(1, {ROWS}) AS i"
+            f" ARRAY[i / 60.0, 0.5]::float8[] AS x FROM generate_series(1, {ROWS}) AS i;"
+            " ALTER TABLE secret ADD PRIMARY KEY (id)"
         )
         self.protect()
 

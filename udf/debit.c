@@ -54,6 +54,7 @@ typedef struct Slip {
 /*
  * Paid if, with this release, Renyi divergences stay within their bound, or simple sums within theirs, or there is no
  * other release and it stays within all (bismarck_dp/budget.py has the proof). Sums are of decimal numbers: exact.
+ * The caller may look at an old snapshot: what he found there about who may train on what must hold now.
  */
 static const char *const entry_statement =
     "INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency, renyi_order,"
@@ -72,7 +73,9 @@ static const char *const entry_statement =
     " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.entry, $1) AS r"
     " JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) r.protected AND p.active"
     "  AND p.source::pg_catalog.oid OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'table')::pg_catalog.oid"
-    "  AND p.adjacency OPERATOR(pg_catalog.=) r.adjacency AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order,"
+    "  AND p.adjacency OPERATOR(pg_catalog.=) r.adjacency AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order"
+    "  AND pg_catalog.jsonb_build_object('analysts', p.analysts, 'columns', p.columns)"
+    "   OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->) 'terms'),"
     " LATERAL bismarck_dp.spent(p.id) AS s"
     " RETURNING outcome, id";
 
