@@ -66,7 +66,7 @@ def train(model: str = "m", source: str = "secret", epsilon: str = "1", more: st
 
 
 def call(function: str, source: str, model: str, epsilon: str = "1", more: str = "", **options: Any) -> str:
-    asked = json.dumps({"epochs": 1, **options})
+    asked = json.dumps({name: value for name, value in {"epochs": 1, **options}.items() if value is not None})
     return (
         f"SELECT * FROM public.{function}('{source}', '{model}', 'y', '{{x}}', {epsilon}{more and ', ' + more},"
         f" options => '{asked}')"
