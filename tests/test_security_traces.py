@@ -266,3 +266,18 @@ def test_what_fails_after_it_was_paid_says_one_thing(secret: Secret) -> None:
     assert "CONTEXT" not in said.replace('SQL function "dp_train" statement 1', "").replace("CONTEXT:  \n", "")
     assert secret.releases() == 2
     assert secret.analyst.one("SELECT n FROM bismarck_dp.models") > ROWS
+
+
+OPEN = (
+    "SELECT pg_relation_size('secret') AS v",
+    "SELECT relpages + reltuples AS v FROM pg_class WHERE relname = 'secret'",
+    "SELECT n_tup_upd AS v FROM pg_stat_user_tables WHERE relname = 'secret'",
+    "SELECT attname AS v FROM pg_attribute WHERE attrelid = 'secret'::regclass AND attnum = 1",
+    f"SELECT value AS v FROM ({call('dp_explain', 'secret', 'e')}) AS e WHERE key = 'n'",
+)
+
+
+@pytest.mark.parametrize("statement", OPEN, ids=range(len(OPEN)))
+def test_what_stays_open_is_what_is_said_to_be(secret: Secret, statement: str) -> None:
+    """docs/security.md lists them; one that PostgreSQL closes should leave the list."""
+    assert secret.analyst.one(statement) is not None
