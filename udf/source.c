@@ -374,7 +374,7 @@ scan_heap(Relation source, const AttrNumber *places, TupleTableSlot *out, Receiv
 
 /*
  * With the extension's rights no query is planned. A planner folds what a table's owner has written, expressions of
- * indexes, partial indexes, statistics and checks, and would run his functions with those rights; policies of rows
+ * indexes, partial indexes and statistics, and would run his functions with those rights; policies of rows
  * and the caller's settings would have their say, too. A scan of the heap runs nobody's code, and reads this table's
  * rows and no child's.
  */
