@@ -262,8 +262,8 @@ TRIES, CLOSE = 8, 1.005
 
 def largest_epsilon(total: Total, spent: Spent, asked: float, price_at: Callable[[float], Price]) -> float | None:
     """An epsilon below the one that was asked for, in three digits, whose release would be paid: nearly the largest.
-    Plans take time, so the search begins where divergences, which grow with its square, or sums leave off. None if there
-    is none above a thousandth of it.
+    Plans take time, so the search begins where divergences, which grow with its square, or sums leave off. None if
+    there is none above a thousandth of it.
     """
 
     def fits(epsilon: float) -> bool:

@@ -137,7 +137,7 @@ def make_candidates(
             raise _refusal(number, one, error) from error
         made.append(Candidate(number, one, _with_seed(spec, number)))
     _check_losses(made)
-    _check_unit(made[0].spec)
+    check_slots(made[0].spec)
     return made
 
 
@@ -197,7 +197,7 @@ def _with_seed(spec: Spec, number: int) -> Spec:
     return spec if seed is None else replace_options(spec, {"seed": seed + number})
 
 
-def _check_unit(spec: Spec) -> None:
+def check_slots(spec: Spec) -> None:
     """One slot is in one portion; several of a unit may be in any."""
     if (rows := spec.options["unit_rows"]) > 1:
         raise BismarckError(

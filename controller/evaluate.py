@@ -13,7 +13,15 @@ from typing import Any
 from bismarck_dp.accounting import Event
 from bismarck_dp.budget import Price, price_of_event
 from bismarck_dp.errors import BismarckError
-from bismarck_dp.evaluation import Evaluation, Metrics, Subject, exact_metrics, noisy_metrics, plan_evaluation
+from bismarck_dp.evaluation import (
+    Evaluation,
+    Metrics,
+    Subject,
+    exact_metrics,
+    noisy_metrics,
+    parse_evaluation,
+    plan_evaluation,
+)
 from bismarck_dp.model import Model
 
 from . import queries
@@ -39,12 +47,13 @@ def evaluate(engine: Engine, fields: Any) -> Answer:
     _check(fields)
     model = _model(engine, fields["model"])
     label, features = _columns(model, fields)
+    source, noisy = int(fields["source"]), fields["epsilon"] is not None
+    options = parse_evaluation(fields["options"])
+    found = guard(engine, source, label, features, noisy and options["seed"] is None, options)
+    fields = {**fields, "options": found.with_unit(_given(fields["options"]))}
     plan = plan_evaluation(Subject.of(model), _number(fields["epsilon"]), _number(fields["delta"]), fields["options"])
-    source = int(fields["source"])
     _check_source(engine, source, plan)
-    noisy = plan.epsilon is not None
-    private = noisy and plan.options["seed"] is None
-    guard(engine, source, label, features, private, plan.options["adjacency"]).pay(_bill(fields, plan, label, features))
+    found.pay(_bill(fields, plan, label, features))
     params = plan.params() if noisy else plan.subject.label_params()
     query = queries.evaluate(noisy, model.name, source, label, features, params)
     numbers = list(engine.one(query)["numbers"])
@@ -52,6 +61,10 @@ def evaluate(engine: Engine, fields: Any) -> Answer:
         return Answer(_exact(plan, numbers, features, model.d), plan.event)
     notes = plan.notes(max(int(numbers[0]), 1))
     return Answer(noisy_metrics(plan, [int(number) for number in numbers]), plan.event, tuple(notes))
+
+
+def _given(options: Any) -> dict[str, Any]:
+    return {} if options is None else dict(options)
 
 
 def _bill(fields: dict[str, Any], plan: Evaluation, label: str, features: list[str]) -> Bill:

@@ -17,18 +17,19 @@ from bismarck_dp.accounting import ADJACENCIES
 from bismarck_dp.budget import COMPOSITIONS, Price, Spent, Total, largest_epsilon
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
-from bismarck_dp.solvers import MOST_FEATURES
+from bismarck_dp.solvers import MOST_FEATURES, SOLVERS
 from bismarck_dp.spec import LONGEST_SHOWN, Spec, unknown
+from bismarck_dp.spec import OPTIONS as SPEC_OPTIONS
+from bismarck_dp.units import check_unit, described
 
 from . import queries
 from .engines import Engine, Request, Shape
 
-OPTIONS = ("composition", "adjacency", "analysts", "columns", "lengths", "classes")
+OPTIONS = ("composition", "adjacency", "privacy_unit", "unit_rows", "analysts", "columns", "lengths", "classes")
+
+UNIT = ("privacy_unit", "unit_rows")
 
 BOUNDS = ("epsilon", "delta", "rho", "slack", "summed_delta", "order")
-
-UNIT = "row"
-"""What a neighbour differs in."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Protection:
     active: bool
     total: Total
     adjacency: str
+    privacy_unit: str | None
+    unit_rows: int
     analysts: list[str]
     columns: list[str] | None
     lengths: dict[str, int]
@@ -53,6 +56,11 @@ class Protection:
     arrays: list[str]
     """columns that are arrays now"""
 
+    @property
+    def unit(self) -> dict[str, Any]:
+        """What the guarantee of every release is for, as options."""
+        return {"privacy_unit": self.privacy_unit, "unit_rows": self.unit_rows}
+
     @classmethod
     def from_json(cls, text: str) -> Protection:
         facts = json.loads(text, parse_float=Decimal)
@@ -60,7 +68,9 @@ class Protection:
         total = Total(composition=facts.pop("composition"), **numbers)
         sums = facts.pop("spent")
         if sums["mixed"]:
-            raise BismarckError(f"{facts['name']} has releases under two adjacencies", "nothing more can be released")
+            raise BismarckError(
+                f"{facts['name']} has releases under two adjacencies or privacy units", "nothing more can be released"
+            )
         amounts: dict[str, Any] = {name: Decimal(sums[name]) for name in ("rho", "slack", "epsilon", "delta")}
         spent = Spent(int(sums["releases"]), int(sums["unpriced"]), **amounts)
         classes = {column: [float(value) for value in values] for column, values in facts.pop("classes").items()}
@@ -86,10 +96,8 @@ def protect(engine: Engine, source: int, epsilon: float, delta: float, options: 
     options = _parse(engine, options, facts)
     old = find(engine, source)
     used = old is not None and old.spent.releases > 0
-    if used and old is not None and options["adjacency"] != old.adjacency:
-        raise BismarckError(
-            f"{facts['name']} has releases under adjacency {old.adjacency}", f'leave "adjacency": "{old.adjacency}"'
-        )
+    if used and old is not None:
+        _check_claim(old, options)
     # Divergences add up at one order: that of the first release.
     order = old.total.order if used and old is not None else None
     total = Total.create(epsilon, delta, options["composition"], order)
@@ -112,12 +120,25 @@ def protect(engine: Engine, source: int, epsilon: float, delta: float, options: 
     return {**_said(row), "releases": 0 if old is None else old.spent.releases}
 
 
+def _check_claim(old: Protection, options: Mapping[str, Any]) -> None:
+    """What was promised cannot be added up with another promise."""
+    if options["adjacency"] != old.adjacency:
+        raise BismarckError(
+            f"{old.name} has releases under adjacency {old.adjacency}", f'leave "adjacency": "{old.adjacency}"'
+        )
+    if any(options[name] != value for name, value in old.unit.items()):
+        raise BismarckError(
+            f"{old.name} has releases whose privacy unit is {described(old.unit)}",
+            f"leave {json.dumps(old.unit)}",
+        )
+
+
 def _said(row: dict[str, Any]) -> dict[str, Any]:
     """What dp_protect answers."""
     names = ("name", "epsilon", "delta", "composition", "adjacency")
     return {
         **{("table" if name == "name" else name): row[name] for name in names},
-        "privacy_unit": UNIT,
+        "privacy_unit": described(row),
         "analysts": ", ".join(row["analysts"]),
         "columns": "all" if row["columns"] is None else ", ".join(row["columns"]),
         "lengths": row["lengths"],
@@ -188,13 +209,23 @@ def _parse(engine: Engine, options: Any, facts: dict[str, Any]) -> dict[str, Any
     for name in options:
         if name not in OPTIONS:
             raise unknown("option", name, OPTIONS)
-    found = {"composition": "zcdp", "adjacency": "replace", "columns": None, "lengths": {}, "classes": {}, **options}
+    found = {
+        "composition": "zcdp",
+        "adjacency": "replace",
+        "privacy_unit": None,
+        "unit_rows": 1,
+        "columns": None,
+        "lengths": {},
+        "classes": {},
+        **options,
+    }
     for name, words in (("composition", COMPOSITIONS), ("adjacency", ADJACENCIES)):
         if found[name] not in words:
             raise unknown(name, found[name], words)
     found["analysts"] = _roles(engine, found.get("analysts", ["dp_analyst"]))
     if found["columns"] is not None:
         _check_columns("columns", _names("columns", found["columns"]), facts)
+    _check_unit(engine, found, facts)
     _check_lengths(found["lengths"], facts)
     _check_classes(found["classes"], facts)
     return found
@@ -219,6 +250,20 @@ def _check_columns(option: str, names: Any, facts: dict[str, Any]) -> None:
     for name in names:
         if name not in facts["columns"]:
             raise unknown(f"column in {option}", name, facts["columns"])
+
+
+def _check_unit(engine: Engine, options: dict[str, Any], facts: dict[str, Any]) -> None:
+    """The unit's column is there, and of a type whose values can be told apart."""
+    for name in UNIT:
+        if options[name] is not None:
+            options[name] = SPEC_OPTIONS[name].parse(name, options[name])
+    check_unit(options)
+    if (column := options["privacy_unit"]) is None:
+        return
+    _check_columns("privacy_unit", [column], facts)
+    if facts["numbers"]:
+        params = {"unit": {"column": column, "rows": options["unit_rows"]}}
+        engine.one(queries.describe(facts["source"], facts["numbers"][0], [facts["numbers"][0]], False, params))
 
 
 def _check_lengths(lengths: Any, facts: dict[str, Any]) -> None:
@@ -262,10 +307,12 @@ def _measured_lengths(engine: Engine, source: int, facts: dict[str, Any], option
 
 @dataclass(frozen=True)
 class Guard:
-    """Stands before a source. Without a protection it lets everyone through, with his own rights."""
+    """Stands before a source. Without a protection it lets everyone through, with their own rights."""
 
     engine: Engine
     protection: Protection | None
+    private: bool = False
+    """whether something is promised, and paid for"""
 
     @property
     def stranger(self) -> bool:
@@ -273,7 +320,9 @@ class Guard:
         return self.protection is not None and not self.protection.owned
 
     def shape(self, request: Request, labels: bool = True) -> tuple[Request, Shape]:
-        """n, d and the labels' coding; and the request, with the coding that the owner has named."""
+        """n, d and the labels' coding; and the request, with the unit and the coding that the owner has named."""
+        request = replace(request, spec=replace(request.spec, options=self.with_unit(request.spec.options)))
+        check_unit(request.spec.options, request.spec.algorithm, SOLVERS[request.spec.algorithm].samples)
         if self.protection is None or not self.stranger:
             return request, self.engine.describe(request, labels)
         spec = request.spec
@@ -281,6 +330,10 @@ class Guard:
         if LOSSES[spec.loss].classification and spec.options["classes"] is None and named is not None:
             request = replace(request, spec=replace(spec, options={**spec.options, "classes": named}))
         return request, self.engine.public_shape(request, self._length(request))
+
+    def with_unit(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of a release, whose promise is for the unit that the owner has named."""
+        return {**options, **self.protection.unit} if self.protection is not None and self.private else options
 
     def _length(self, request: Request) -> int | None:
         """d, where the features are one array."""
@@ -364,21 +417,35 @@ class Bill:
     """whether prices are found fast enough to look for one that fits"""
 
 
-def guard(engine: Engine, source: int, label: str, features: list[str], private: bool, adjacency: Any) -> Guard:
+def guard(
+    engine: Engine, source: int, label: str, features: list[str], private: bool, options: Mapping[str, Any]
+) -> Guard:
     """Refuses what a stranger may not do, before anything is read; lets him in if he may."""
     found = find(engine, source)
     if found is None or not found.active:
         return Guard(engine, None)
-    if private and adjacency != found.adjacency:
+    if private:
+        _check_promise(found, options)
+    if not found.owned:
+        _check_stranger(found, label, features, private)
+        engine.admit(source)
+    return Guard(engine, found, private)
+
+
+def _check_promise(found: Protection, options: Mapping[str, Any]) -> None:
+    """A release promises what all others do."""
+    if options["adjacency"] != found.adjacency:
         raise BismarckError(
             f"{found.name} is protected under adjacency {found.adjacency}",
             f'use the option "adjacency": "{found.adjacency}"',
             "42501",
         )
-    if not found.owned:
-        _check_stranger(found, label, features, private)
-        engine.admit(source)
-    return Guard(engine, found)
+    if options["privacy_unit"] is not None and any(options[name] != value for name, value in found.unit.items()):
+        raise BismarckError(
+            f"{found.name} is protected, and its privacy unit is {described(found.unit)}",
+            "leave out privacy_unit and unit_rows",
+            "42501",
+        )
 
 
 def check_paid(request: Request, price_at: Callable[[float | None], Price]) -> None:
@@ -395,7 +462,7 @@ def guard_of(engine: Engine, request: Request) -> Guard:
     """The guard of a training."""
     spec = request.spec
     private = spec.epsilon is not None and spec.options["seed"] is None
-    return guard(engine, request.source, request.label, request.features, private, spec.options["adjacency"])
+    return guard(engine, request.source, request.label, request.features, private, spec.options)
 
 
 def _check_stranger(found: Protection, label: str, features: list[str], private: bool) -> None:
@@ -439,6 +506,7 @@ def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:
         "spec": bill.spec,
         "event": price.event.to_json(),
         "adjacency": found.adjacency,
+        **found.unit,
         "renyi_order": price.order,
         "rho": price.rho,
         "slack": price.slack,

@@ -131,7 +131,8 @@ def protection(source: int) -> Query:
 def table_facts(source: int) -> Query:
     """What decides whether a table can be protected."""
     return Query(
-        "SELECT pg_catalog.jsonb_build_object('name', pg_catalog.format('%I.%I', n.nspname, c.relname),"
+        "SELECT pg_catalog.jsonb_build_object('source', c.oid::pg_catalog.int8,"
+        " 'name', pg_catalog.format('%I.%I', n.nspname, c.relname),"
         f" 'owned', {OWNED}, 'kind', c.relkind, 'temporary', c.relpersistence OPERATOR(pg_catalog.=) 't',"
         " 'heap', c.relam OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_am"
         " WHERE amname OPERATOR(pg_catalog.=) 'heap'),"
@@ -152,8 +153,8 @@ def table_facts(source: int) -> Query:
 
 
 PROTECTED_COLUMNS = (
-    "name, epsilon, delta, composition, adjacency, renyi_order, rho, slack, summed_delta, analysts, columns, lengths,"
-    " classes"
+    "name, epsilon, delta, composition, adjacency, privacy_unit, unit_rows, renyi_order, rho, slack, summed_delta,"
+    " analysts, columns, lengths, classes"
 )
 
 

@@ -24,6 +24,7 @@ from bismarck_dp.tuning import (
     SCORED,
     Candidate,
     check_errors,
+    check_slots,
     coins_of,
     equal_sizes,
     held_bytes,
@@ -159,10 +160,11 @@ def tune(engine: Engine, tuning: Tuning, progress: Progress = quiet) -> dict[str
 
 
 def _shaped(tuning: Tuning, guard: Guard) -> tuple[Tuning, Shape]:
-    """With the source's public shape, and the labels' coding that its owner has named."""
+    """With the source's public shape, and the unit and the labels' coding that its owner has named."""
     request, shape = guard.shape(tuning.request)
-    classes = {"classes": request.spec.options["classes"]}
-    candidates = [replace(one, spec=replace_options(one.spec, classes)) for one in tuning.candidates]
+    said = {name: request.spec.options[name] for name in ("classes", "privacy_unit", "unit_rows")}
+    candidates = [replace(one, spec=replace_options(one.spec, said)) for one in tuning.candidates]
+    check_slots(candidates[0].spec)
     return _prepared(replace(tuning, request=request, candidates=candidates), shape), shape
 
 

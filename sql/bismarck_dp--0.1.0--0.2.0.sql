@@ -37,6 +37,8 @@ CREATE TABLE bismarck_dp.protected (
     delta        numeric NOT NULL,
     composition  text NOT NULL,
     adjacency    text NOT NULL,
+    privacy_unit text,                    -- the column that says whose a row is; NULL: a row is a unit
+    unit_rows    int NOT NULL,
     renyi_order  float8,                  -- at which divergences add up; it never changes once something was spent
     rho          numeric,
     slack        numeric,
@@ -63,6 +65,8 @@ CREATE TABLE bismarck_dp.entry (
     spec        jsonb NOT NULL,
     event       jsonb NOT NULL,
     adjacency   text NOT NULL,
+    privacy_unit text,
+    unit_rows   int NOT NULL,
     renyi_order float8,
     rho         numeric CHECK (rho >= 0), -- NULL: its divergence is not known
     slack       numeric NOT NULL CHECK (slack >= 0),
@@ -90,12 +94,13 @@ CREATE EVENT TRIGGER bismarck_dp_forget_dropped ON sql_drop EXECUTE FUNCTION bis
 ALTER EVENT TRIGGER bismarck_dp_forget_dropped ENABLE ALWAYS;
 
 -- Sums over what was paid. Divergences of another order say nothing about this one, and claims under another adjacency
--- nothing at all.
+-- or for other units nothing at all.
 CREATE FUNCTION bismarck_dp.spent(protected int, OUT releases bigint, OUT mixed bigint, OUT unpriced bigint,
     OUT rho numeric, OUT slack numeric, OUT epsilon numeric, OUT delta numeric)
     LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.count(e.id),
-        pg_catalog.count(e.id) FILTER (WHERE e.adjacency OPERATOR(pg_catalog.<>) p.adjacency),
+        pg_catalog.count(e.id) FILTER (WHERE e.adjacency OPERATOR(pg_catalog.<>) p.adjacency
+            OR e.privacy_unit IS DISTINCT FROM p.privacy_unit OR e.unit_rows OPERATOR(pg_catalog.<>) p.unit_rows),
         pg_catalog.count(e.id) FILTER (WHERE e.rho IS NULL OR e.renyi_order IS DISTINCT FROM p.renyi_order),
         coalesce(pg_catalog.sum(e.rho), 0), coalesce(pg_catalog.sum(e.slack), 0),
         coalesce(pg_catalog.sum(e.epsilon), 0), coalesce(pg_catalog.sum(e.delta), 0)
@@ -107,7 +112,7 @@ $$;
 -- Everyone sees the entries they made, and those of their tables.
 CREATE VIEW bismarck_dp.ledger WITH (security_barrier) AS
     SELECT e.id, e.source, p.source AS "table", e.who, e.login, e.made, e.verb, e.model, e.spec, e.event, e.adjacency,
-        e.rho, e.slack, e.epsilon, e.delta, e.outcome
+        e.privacy_unit, e.unit_rows, e.rho, e.slack, e.epsilon, e.delta, e.outcome
     FROM bismarck_dp.entry AS e JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) e.protected
     LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source
     WHERE e.who OPERATOR(pg_catalog.=) CURRENT_USER::pg_catalog.text

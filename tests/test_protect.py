@@ -337,6 +337,106 @@ def test_the_order_is_kept_once_something_was_spent(db: Database, rows: Any) -> 
     assert db.protect(rows.name, 3.0, 1e-6, composition="pure")["rho"] is None
 
 
+# ---- the unit ----
+
+
+@pytest.fixture
+def visits(db: Database, sql: Any) -> Any:
+    """Forty patients, the i-th with i % 5 + 1 visits."""
+    sql(
+        "CREATE TABLE visits AS SELECT p AS patient, 'p' || p AS name, 2.0 * (p % 2) - 1 AS y,"
+        " ARRAY[p % 2, v / 10.0]::float8[] AS x FROM generate_series(1, 40) p, LATERAL generate_series(0, p % 5) v"
+    )
+    yield "visits"
+    sql("DROP TABLE visits")
+
+
+@pytest.mark.parametrize(("column", "count"), [("patient", 1), ("name", 1), ("patient", 3)])
+def test_releases_are_for_the_unit_that_the_owner_named(
+    db: Database, allowed: Database, visits: str, column: str, count: int
+) -> None:
+    said = db.protect(visits, 3.0, 1e-6, privacy_unit=column, unit_rows=count)
+    assert said["privacy_unit"] == f"{column}, at most {count} row{'s' if count > 1 else ''}"
+    for who in (allowed, db):
+        model = who.train(visits, model=f"of {column} {who is db}", epsilon=0.5, delta=1e-8, batch_size=5)
+        assert model.n == 40 * count
+        assert model.privacy_unit == said["privacy_unit"]
+        entry = entry_of(db, model)
+        assert (entry["privacy_unit"], entry["unit_rows"], entry["event"]) == (column, count, model.event)
+        assert who.explain(visits, epsilon=0.5, batch_size=5)["n"] == 40 * count
+    named = {"privacy_unit": column, "unit_rows": count}
+    assert allowed.train(visits, model="named", epsilon=0.5, delta=1e-8, batch_size=5, **named).n == 40 * count
+    assert "accuracy" in allowed.evaluate("named", visits, epsilon=0.5, delta=1e-8)
+    assert db.ledger()[-1]["unit_rows"] == count
+    assert db.train(visits, algorithm="sgd", batch_size=5).n == 120, "what is not private takes all rows"
+
+
+def test_a_unit_costs_what_its_event_says(db: Database, allowed: Database, visits: str) -> None:
+    """Three rows of a unit: the event is that of units, nine times a slot's rho."""
+    db.protect(visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=3)
+    model = allowed.train(visits, epsilon=0.5, delta=1e-8, batch_size=5)
+    order = 7.0
+    price = price_of_event(Event.from_json(model.event), 0.5, 1e-8, "replace", order)
+    slots = model.sensitivity / 3 + model.plan["grid"] * np.sqrt(2)
+    assert price.rho == pytest.approx((3 * slots / model.noise_scale) ** 2 / 2, rel=1e-3)
+
+
+def test_other_units_are_refused(db: Database, allowed: Database, visits: str, rows: Any) -> None:
+    """Also where a row is the unit: a promise for units is none for rows, and would show how many units there are."""
+    db.protect(visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=2)
+    for other in ({"privacy_unit": "name", "unit_rows": 2}, {"privacy_unit": "patient"}):
+        for who in (allowed, db):
+            with pytest.raises(BismarckError, match="its privacy unit is patient, at most 2 rows"):
+                who.train(visits, epsilon=0.5, **other)
+    with pytest.raises(BismarckError, match="samples rows, and unit_rows is 2"):
+        allowed.train(visits, epsilon=0.5, delta=1e-8, algorithm="dpsgd")
+    with pytest.raises(BismarckError, match="tuning divides rows into portions"):
+        allowed.tune(visits, grid={"lambda": [0.1]}, epsilon=0.5)
+    db.protect(rows.name, 3.0, 1e-6)
+    with pytest.raises(BismarckError, match="its privacy unit is row"):
+        allowed.train(rows.name, epsilon=0.5, privacy_unit="id")
+    with pytest.raises(BismarckError, match="its privacy unit is row"):
+        allowed.explain(rows.name, epsilon=0.5, privacy_unit="id")
+    assert db.budget(visits)["releases"] == db.budget(rows.name)["releases"] == 0
+
+
+def test_the_unit_stays_once_something_was_spent(db: Database, visits: str) -> None:
+    db.protect(visits, 3.0, 1e-6)
+    db.protect(visits, 3.0, 1e-6, privacy_unit="patient")
+    db.train(visits, epsilon=0.5, batch_size=5)
+    for other in ({}, {"privacy_unit": "name"}, {"privacy_unit": "patient", "unit_rows": 2}):
+        with pytest.raises(BismarckError, match="has releases whose privacy unit is patient, at most 1 row"):
+            db.protect(visits, 3.0, 1e-6, **other)
+    assert db.protect(visits, 9.0, 1e-6, privacy_unit="patient")["releases"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"privacy_unit": "nobody"}, 'unknown column in privacy_unit "nobody"'),
+        ({"privacy_unit": "x"}, "x"),
+        ({"privacy_unit": 7}, "privacy_unit is 7"),
+        ({"unit_rows": 2}, "there is no privacy_unit"),
+        ({"privacy_unit": "patient", "unit_rows": 0}, "unit_rows is 0"),
+    ],
+)
+def test_units_that_are_none(db: Database, visits: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BismarckError, match=message):
+        db.protect(visits, 3.0, 1e-6, **options)
+    with pytest.raises(BismarckError, match="not protected"):
+        db.budget(visits)
+
+
+def test_tuning_is_for_units_of_one_row(db: Database, allowed: Database, visits: str) -> None:
+    db.protect(visits, 3.0, 1e-6, privacy_unit="patient")
+    for method in ("portions", "random_stopping"):
+        model = allowed.tune(
+            visits, model=method, grid={"lambda": [0.1, 1.0]}, epsilon=0.5, delta=1e-8, batch_size=2, method=method
+        )
+        assert model.tuning["rows"] == 40
+        assert model.privacy_unit == "patient, at most 1 row"
+
+
 # ---- rows that come between the count and the packing ----
 
 

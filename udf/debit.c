@@ -57,10 +57,10 @@ typedef struct Slip {
  * The caller may look at an old snapshot: what he found there about who may train on what must hold now.
  */
 static const char *const entry_statement =
-    "INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency, renyi_order,"
-    "                               rho, slack, epsilon, delta, outcome)"
-    " SELECT p.id, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency, r.renyi_order,"
-    "  r.rho, r.slack, r.epsilon, r.delta,"
+    "INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency,"
+    "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta, outcome)"
+    " SELECT p.id, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency,"
+    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta,"
     "  CASE WHEN s.mixed OPERATOR(pg_catalog.>) 0 THEN 'refused'"
     "       WHEN s.unpriced OPERATOR(pg_catalog.=) 0 AND s.rho OPERATOR(pg_catalog.+) r.rho"
     "             OPERATOR(pg_catalog.<=) p.rho"
@@ -73,7 +73,8 @@ static const char *const entry_statement =
     " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.entry, $1) AS r"
     " JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) r.protected AND p.active"
     "  AND p.source::pg_catalog.oid OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'table')::pg_catalog.oid"
-    "  AND p.adjacency OPERATOR(pg_catalog.=) r.adjacency AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order"
+    "  AND p.adjacency OPERATOR(pg_catalog.=) r.adjacency AND p.privacy_unit IS NOT DISTINCT FROM r.privacy_unit"
+    "  AND p.unit_rows OPERATOR(pg_catalog.=) r.unit_rows AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order"
     "  AND pg_catalog.jsonb_build_object('analysts', p.analysts, 'columns', p.columns)"
     "   OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->) 'terms'),"
     " LATERAL bismarck_dp.spent(p.id) AS s"
