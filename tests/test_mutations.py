@@ -630,6 +630,55 @@ MUTATIONS = [
         "    spec = plan.spec\n",
         "test_units.py::test_measured_bounds_are_paid_for_by_slots",
     ),
+    Mutation(
+        "a budget for divergences that is too large",
+        "bismarck_dp/budget.py",
+        "bound / order * DOWN",
+        "3 * bound / order * DOWN",
+        "test_budget.py::test_gaussians_that_fill_a_total_stay_within_it[1.0-1e-06]",
+    ),
+    Mutation(
+        "divergences converted at all of delta",
+        "bismarck_dp/budget.py",
+        "CONVERTED, LEFT_OVER, SUMMED = 0.4, 0.1, 0.5",
+        "CONVERTED, LEFT_OVER, SUMMED = 1.0, 0.1, 0.5",
+        "test_budget.py::test_the_shares_of_delta_are_all_of_it",
+    ),
+    Mutation(
+        "computed noise priced as real noise",
+        "bismarck_dp/budget.py",
+        'curve = computed(curve_of(event, str(spec.options["adjacency"]), (order,)), excess)',
+        'curve = computed(curve_of(event, str(spec.options["adjacency"]), (order,)), 0 * excess)',
+        "test_budget.py::test_noise_that_is_computed_costs_more_than_its_event",
+    ),
+    Mutation(
+        "coins priced too low",
+        "bismarck_dp/renyi.py",
+        "np.minimum(coin, np.minimum(epsilon, a * epsilon**2 / 2))",
+        "np.minimum(coin, np.minimum(epsilon, a * epsilon**2 / 20))",
+        "test_budget.py::test_coins_that_fill_the_total_are_not_far_below_it",
+    ),
+    Mutation(
+        "releases that are forgotten",
+        "sql/bismarck_dp.sql",
+        "ON e.protected OPERATOR(pg_catalog.=) p.id AND e.outcome OPERATOR(pg_catalog.=) 'paid'",
+        "ON e.protected OPERATOR(pg_catalog.=) p.id AND e.outcome OPERATOR(pg_catalog.=) 'free'",
+        "test_protect.py::test_the_owner_pays_for_private_models_and_for_no_other",
+    ),
+    Mutation(
+        "strangers who train without privacy",
+        "controller/protect.py",
+        "    if not private:\n        raise",
+        "    if not private and not found.allowed:\n        raise",
+        "test_regress.py::test_sql_output_is_as_expected",
+    ),
+    Mutation(
+        "a unit that is not the owner's",
+        "controller/protect.py",
+        "return {**options, **self.protection.unit} if",
+        "return {**options} if",
+        "test_protect.py::test_releases_are_for_the_unit_that_the_owner_named[patient-1]",
+    ),
 ]
 
 
