@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -184,6 +184,7 @@ def _prepared(tuning: Tuning, shape: Shape) -> Tuning:
 def _by_portions(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, progress: Progress) -> Winner:
     count = len(tuning.candidates) + 1
     plans = _plans(engine, tuning, equal_sizes(shape.n, count), shape.d)
+    _check_memory(engine, plans)
     tuning = tuning.paid(guard.pay(_bill(engine, tuning, shape, plans)))
     portions, plans = _split(engine, tuning, shape, plans)
     fitted = _hold_all(engine, tuning.request, plans, portions, list(range(len(plans))), progress)
@@ -233,6 +234,12 @@ def _plans(engine: Engine, tuning: Tuning, sizes: list[int], d: int) -> list[Pla
     check_errors(plans)
     engine.check_held(held_bytes(plans), len(plans))
     return plans
+
+
+def _check_memory(engine: Engine, plans: Sequence[Plan]) -> None:
+    """Before anything is paid."""
+    for plan in plans:
+        engine.check_memory(plan)
 
 
 def _plan(engine: Engine, candidate: Candidate, plan: Plan, size: int) -> Plan:
@@ -345,6 +352,7 @@ def _on_public_rows(engine: Engine, tuning: Tuning, shape: Shape, guard: Guard, 
     place, _ = engine.choose(portions.tables[1], _runs(fitted), {**judged, "public": True})
     engine.drop_tables(portions.tables)
     chosen = replace(tuning.request, spec=tuning.candidates[place].spec)
+    engine.check_memory(final[place])
     chosen = replace(chosen, paid=guard.pay(bill_for(engine, "tune", chosen, final[place])))
     one = fit(engine, chosen, final[place], progress)
     weights = engine.release(one.packed, one.plan)
@@ -373,8 +381,7 @@ def _by_random_stopping(engine: Engine, tuning: Tuning, shape: Shape, guard: Gua
     coins = coins_of(tuning.request.spec)
     count = stopping.draw(coins.getrandbits)
     best, run, made = engine.next_run(), engine.next_run(), []
-    for plan in planned.plans:
-        engine.check_memory(plan)
+    _check_memory(engine, planned.plans)  # of the rows there are
     packed = [_packed(engine, tuning.request, plan, portions) for plan in _packings(planned.plans).values()]
     copies = dict(zip(_packings(planned.plans), packed))
     for trial in range(count if planned.base.delta == 0 else min(count, planned.most)):
@@ -427,6 +434,7 @@ def _planned_trials(
 
     planned = planned_at(tuning, sizes)
     budget = (tuning.request.spec.epsilon or 0.0, tuning.request.spec.delta)
+    _check_memory(engine, planned.plans)
     tuning = tuning.paid(guard.pay(_bill_of_trials(tuning, shape, planned, planned_at)))
     request = tuning.request
 
