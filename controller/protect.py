@@ -356,12 +356,11 @@ class Guard:
         if found is None or bill.epsilon is None:
             return None
         price = bill.price_at(bill.epsilon, found.total.order).with_room()
-        if self.stranger:
-            self.engine.hushed = True
+        # No row is read yet: what goes wrong here may be told to anyone.
         outcome, number = self.engine.debit(_entry(found, bill, price))
         if outcome == "paid":
+            self.engine.hushed = self.stranger
             return replace(price, entry=number)
-        self.engine.hushed = False
         if outcome == "refused":
             raise self._refusal(bill)
         raise BismarckError(
