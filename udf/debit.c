@@ -196,6 +196,7 @@ dp_debit(PG_FUNCTION_ARGS)
     if (RecoveryInProgress())
         ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION), errmsg("a standby enters no debits"),
                         errhint("Train on the primary server.")));
+    PreventCommandIfReadOnly("a debit");
     shared = dsm_create(offsetof(Slip, request) + strlen(text) + 1, 0);
     slip = dsm_segment_address(shared);
     slip->database = MyDatabaseId;
