@@ -135,6 +135,13 @@ ALTER TABLE bismarck_dp.entry ENABLE ALWAYS TRIGGER append_only;
 CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON bismarck_dp.protected
     FOR EACH STATEMENT EXECUTE FUNCTION bismarck_dp.append_only();
 ALTER TABLE bismarck_dp.protected ENABLE ALWAYS TRIGGER append_only;
+-- What was spent on a table is never handed to another.
+CREATE TRIGGER same_table BEFORE UPDATE ON bismarck_dp.protected FOR EACH ROW
+    WHEN (NEW.id OPERATOR(pg_catalog.<>) OLD.id OR NEW.created OPERATOR(pg_catalog.<>) OLD.created
+        OR NEW.source::pg_catalog.oid OPERATOR(pg_catalog.<>) OLD.source::pg_catalog.oid
+        OR (OLD.source IS NULL AND NEW.source IS NOT NULL))
+    EXECUTE FUNCTION bismarck_dp.append_only();
+ALTER TABLE bismarck_dp.protected ENABLE ALWAYS TRIGGER same_table;
 
 CREATE FUNCTION bismarck_dp.forget_dropped() RETURNS event_trigger
     LANGUAGE c AS 'MODULE_PATHNAME', 'dp_forget_dropped';
