@@ -94,6 +94,7 @@ def protect(engine: Engine, source: int, epsilon: float, delta: float, options: 
     """Sets the budget of a table's whole life. What was spent stays spent, whatever is set anew."""
     facts = _own_table(engine, source)
     options = _parse(engine, options, facts)
+    engine.send(queries.hold_protection(source))
     old = find(engine, source)
     used = old is not None and old.spent.releases > 0
     if used and old is not None:

@@ -170,6 +170,15 @@ def protect(row: dict[str, Any]) -> Query:
     )
 
 
+def hold_protection(source: int) -> Query:
+    """From here to the end of the transaction, nothing is debited: what is known of a table stays so."""
+    return Query(
+        "SELECT p.id FROM bismarck_dp.protected p WHERE p.source::pg_catalog.oid OPERATOR(pg_catalog.=)"
+        " $1::pg_catalog.oid FOR NO KEY UPDATE",
+        (str(source),),
+    )
+
+
 def unprotect(source: int) -> Query:
     return Query(
         "UPDATE bismarck_dp.protected SET active = false"

@@ -608,17 +608,34 @@ def test_entries_and_protections_are_not_changed(house: House) -> None:
 
 
 def test_an_entry_that_a_superuser_adds_can_only_cost(house: House) -> None:
-    """COPY needs no debit; but amounts are not negative, and what is no number leaves no budget."""
-    columns = "protected, source, who, login, verb, model, spec, event, adjacency, slack, epsilon, delta, outcome"
+    """INSERT and COPY need no debit; but amounts and their sums are not negative, and no sum is built upon twice."""
+    house.train("m0")
+    columns = (
+        "protected, source, who, login, verb, model, spec, event, adjacency, slack, epsilon, delta, outcome, releases,"
+        " unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta"
+    )
     add = (
         f"INSERT INTO bismarck_dp.entry ({columns}) SELECT id, name, '', '', '', '', '{{}}', '{{}}', adjacency, 0, %s,"
-        f" 0, 'paid' FROM bismarck_dp.protected WHERE source = '{house.table}'::regclass"
+        f" 0, 'paid', %s, 1, 0, 0, %s, 0 FROM bismarck_dp.protected WHERE source = '{house.table}'::regclass"
     )
-    with pytest.raises(psycopg2.errors.CheckViolation):
-        house.ask(add, "-0.5")
-    house.ask(add, "0.95")
-    with pytest.raises(psycopg2.Error, match="does not allow"):
-        house.train("more")
-    house.ask(add, "NaN")
-    with pytest.raises(psycopg2.Error):
-        house.train("more", 0.01)
+    for epsilon, number, total in (("-0.1", 2, "0.1"), ("0.1", 2, "0.05"), ("0.1", None, "0.2"), ("0.1", 2, None)):
+        with pytest.raises(psycopg2.errors.CheckViolation):
+            house.ask(add, epsilon, number, total)
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        house.ask(add, "0.1", 1, "0.1")
+    house.ask(add, "0.85", 2, "0.95")
+    assert house.debit(epsilon="0.06") == "refused"
+    assert house.debit(epsilon="0.05") == "paid"
+    house.ask(add, "NaN", 4, "NaN")
+    assert house.debit(epsilon="0.0001") == "refused"
+
+
+def test_a_protection_that_is_being_changed(house: House) -> None:
+    """Nothing is debited while its owner has a change open: of the order, say, that divergences add up at."""
+    owner = house.connect("postgres")
+    answer(owner, f"BEGIN; SELECT dp_protect('{house.table}', 2, 0, '{{\"classes\": {{\"y\": [-1, 1]}}}}')")
+    with pytest.raises(psycopg2.Error, match="was changed meanwhile: nothing was spent"):
+        house.train("meanwhile")
+    answer(owner, "COMMIT")
+    house.train("then")
+    assert [row[3] for row in house.paid()] == ["then"]

@@ -54,22 +54,21 @@ typedef struct Slip {
 /*
  * Paid if, with this release, Renyi divergences stay within their bound, or simple sums within theirs, or there is no
  * other release and it stays within all (bismarck_dp/budget.py has the proof). Sums are of decimal numbers: exact.
- * The caller may look at an old snapshot: what he found there about who may train on what must hold now.
+ * The caller may look at an old snapshot: what was found there about who may train on what must hold now.
+ * A protection that is just being changed, by the caller perhaps, is none: what it will be is not known.
  */
 static const char *const entry_statement =
     "INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency,"
-    "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta, outcome)"
+    "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta, outcome,"
+    "                               releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)"
     " SELECT p.id, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency,"
-    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta,"
-    "  CASE WHEN s.mixed OPERATOR(pg_catalog.>) 0 THEN 'refused'"
-    "       WHEN s.unpriced OPERATOR(pg_catalog.=) 0 AND s.rho OPERATOR(pg_catalog.+) r.rho"
-    "             OPERATOR(pg_catalog.<=) p.rho"
-    "            AND s.slack OPERATOR(pg_catalog.+) r.slack OPERATOR(pg_catalog.<=) p.slack THEN 'paid'"
-    "       WHEN s.epsilon OPERATOR(pg_catalog.+) r.epsilon OPERATOR(pg_catalog.<=) p.epsilon"
-    "            AND s.delta OPERATOR(pg_catalog.+) r.delta OPERATOR(pg_catalog.<=) p.summed_delta THEN 'paid'"
-    "       WHEN s.releases OPERATOR(pg_catalog.=) 0 AND r.epsilon OPERATOR(pg_catalog.<=) p.epsilon"
-    "            AND r.delta OPERATOR(pg_catalog.<=) p.delta THEN 'paid'"
-    "       ELSE 'refused' END"
+    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, CASE WHEN o.paid THEN 'paid' ELSE 'refused' END,"
+    "  CASE WHEN o.paid THEN s.releases OPERATOR(pg_catalog.+) 1 END,"
+    "  CASE WHEN o.paid THEN s.unpriced OPERATOR(pg_catalog.+) (r.rho IS NULL)::pg_catalog.int4 END,"
+    "  CASE WHEN o.paid THEN s.rho OPERATOR(pg_catalog.+) coalesce(r.rho, 0) END,"
+    "  CASE WHEN o.paid THEN s.slack OPERATOR(pg_catalog.+) r.slack END,"
+    "  CASE WHEN o.paid THEN s.epsilon OPERATOR(pg_catalog.+) r.epsilon END,"
+    "  CASE WHEN o.paid THEN s.delta OPERATOR(pg_catalog.+) r.delta END"
     " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.entry, $1) AS r"
     " JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) r.protected AND p.active"
     "  AND p.source::pg_catalog.oid OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'table')::pg_catalog.oid"
@@ -77,7 +76,16 @@ static const char *const entry_statement =
     "  AND p.unit_rows OPERATOR(pg_catalog.=) r.unit_rows AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order"
     "  AND pg_catalog.jsonb_build_object('analysts', p.analysts, 'columns', p.columns)"
     "   OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->) 'terms'),"
-    " LATERAL bismarck_dp.spent(p.id) AS s"
+    " LATERAL bismarck_dp.spent(p.id) AS s,"
+    " LATERAL (SELECT coalesce("
+    "   s.mixed OPERATOR(pg_catalog.=) 0"
+    "   AND (s.unpriced OPERATOR(pg_catalog.=) 0 AND s.rho OPERATOR(pg_catalog.+) r.rho OPERATOR(pg_catalog.<=) p.rho"
+    "     AND s.slack OPERATOR(pg_catalog.+) r.slack OPERATOR(pg_catalog.<=) p.slack"
+    "    OR s.epsilon OPERATOR(pg_catalog.+) r.epsilon OPERATOR(pg_catalog.<=) p.epsilon"
+    "     AND s.delta OPERATOR(pg_catalog.+) r.delta OPERATOR(pg_catalog.<=) p.summed_delta"
+    "    OR s.releases OPERATOR(pg_catalog.=) 0 AND r.epsilon OPERATOR(pg_catalog.<=) p.epsilon"
+    "     AND r.delta OPERATOR(pg_catalog.<=) p.delta), false) AS paid) AS o"
+    " FOR SHARE OF p SKIP LOCKED"
     " RETURNING outcome, id";
 
 /* ---- the worker ---- */
@@ -93,12 +101,19 @@ make_entry(Slip *slip)
 {
     Oid types[] = {JSONBOID};
     Datum values[1];
+    SPIPlanPtr plan;
 
-    LockDatabaseObject(slip->ledger, slip->table_id, 0, AccessExclusiveLock);
-    PushActiveSnapshot(GetTransactionSnapshot());
     values[0] = DirectFunctionCall1(jsonb_in, CStringGetDatum(slip->request));
     SPI_connect();
-    if (SPI_execute_with_args(entry_statement, 1, types, values, NULL, false, 0) != SPI_OK_INSERT_RETURNING)
+    /* Others wait for the lock: a process that knows no catalog yet reads them before it stands in line. */
+    PushActiveSnapshot(GetTransactionSnapshot());
+    plan = SPI_prepare(entry_statement, 1, types);
+    PopActiveSnapshot();
+    if (plan == NULL)
+        elog(ERROR, "the ledger's statement cannot be prepared");
+    LockDatabaseObject(slip->ledger, slip->table_id, 0, AccessExclusiveLock);
+    PushActiveSnapshot(GetTransactionSnapshot());
+    if (SPI_execute_plan(plan, values, NULL, false, 0) != SPI_OK_INSERT_RETURNING)
         elog(ERROR, "the ledger took no entry");
     if (SPI_processed == 1) {
         bool null;
@@ -107,8 +122,8 @@ make_entry(Slip *slip)
         slip->entry = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 2, &null));
     } else
         strlcpy(slip->outcome, "unprotected", LONGEST_OUTCOME);
-    SPI_finish();
     PopActiveSnapshot();
+    SPI_finish();
 }
 
 void
