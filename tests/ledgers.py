@@ -192,11 +192,13 @@ class Bounds:
     slack: Fraction | None
 
     @classmethod
-    def of(cls, house: House) -> Bounds:
-        found = house.ask(
-            "SELECT epsilon, delta, summed_delta, rho, slack FROM bismarck_dp.protected WHERE source = %s::regclass",
-            house.table,
+    def of(cls, house: House, connection: Any = None) -> Bounds:
+        """As the connection sees them."""
+        text = (
+            "SELECT epsilon, delta, summed_delta, rho, slack FROM bismarck_dp.protected"
+            " WHERE source = %s::regclass AND active"
         )
+        found = answer(connection, text, house.table) if connection else house.ask(text, house.table)
         return cls(*(None if bound is None else Fraction(bound) for bound in found[0]))  # type: ignore[arg-type]
 
 
