@@ -54,6 +54,7 @@ bench: env
 	.venv/bin/python bench/classes.py
 	PYTHONPATH=tests .venv/bin/python bench/banco.py
 	.venv/bin/python bench/predict.py
+	PYTHONPATH=tests .venv/bin/python bench/ledger.py
 
 lint: env
 	.venv/bin/ruff check $(all_python) tools
