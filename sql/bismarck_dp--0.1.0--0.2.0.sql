@@ -72,10 +72,20 @@ CREATE TABLE bismarck_dp.entry (
     slack       numeric NOT NULL CHECK (slack >= 0),
     epsilon     numeric NOT NULL CHECK (epsilon > 0),
     delta       numeric NOT NULL CHECK (delta >= 0),
-    outcome     text NOT NULL CHECK (outcome IN ('paid', 'refused'))
+    outcome     text NOT NULL CHECK (outcome IN ('paid', 'refused')),
+    -- Sums over what was paid on this table, this entry included, so that nobody has to add up all entries.
+    releases    bigint CHECK (releases > 0),
+    unpriced    bigint CHECK (unpriced >= 0),      -- whose divergence is not known, or is one of another order
+    sum_rho     numeric CHECK (sum_rho >= rho),
+    sum_slack   numeric CHECK (sum_slack >= slack),
+    sum_epsilon numeric CHECK (sum_epsilon >= epsilon),
+    sum_delta   numeric CHECK (sum_delta >= delta),
+    CHECK (pg_catalog.num_nulls(releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)
+        = CASE outcome WHEN 'paid' THEN 0 ELSE 6 END)
 );
 REVOKE ALL ON bismarck_dp.entry FROM PUBLIC;
-CREATE INDEX entry_paid ON bismarck_dp.entry (protected) WHERE outcome = 'paid';
+-- No two debits of a table build on the same sums.
+CREATE UNIQUE INDEX entry_paid ON bismarck_dp.entry (protected, releases) WHERE outcome = 'paid';
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry_id_seq', '');
 
@@ -87,25 +97,33 @@ ALTER TABLE bismarck_dp.entry ENABLE ALWAYS TRIGGER append_only;
 CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON bismarck_dp.protected
     FOR EACH STATEMENT EXECUTE FUNCTION bismarck_dp.append_only();
 ALTER TABLE bismarck_dp.protected ENABLE ALWAYS TRIGGER append_only;
+-- What was spent on a table is never handed to another.
+CREATE TRIGGER same_table BEFORE UPDATE ON bismarck_dp.protected FOR EACH ROW
+    WHEN (NEW.id OPERATOR(pg_catalog.<>) OLD.id OR NEW.created OPERATOR(pg_catalog.<>) OLD.created
+        OR NEW.source::pg_catalog.oid OPERATOR(pg_catalog.<>) OLD.source::pg_catalog.oid
+        OR (OLD.source IS NULL AND NEW.source IS NOT NULL))
+    EXECUTE FUNCTION bismarck_dp.append_only();
+ALTER TABLE bismarck_dp.protected ENABLE ALWAYS TRIGGER same_table;
 
 CREATE FUNCTION bismarck_dp.forget_dropped() RETURNS event_trigger
     LANGUAGE c AS 'MODULE_PATHNAME', 'dp_forget_dropped';
 CREATE EVENT TRIGGER bismarck_dp_forget_dropped ON sql_drop EXECUTE FUNCTION bismarck_dp.forget_dropped();
 ALTER EVENT TRIGGER bismarck_dp_forget_dropped ENABLE ALWAYS;
 
--- Sums over what was paid. Divergences of another order say nothing about this one, and claims under another adjacency
--- or for other units nothing at all.
+-- Sums over what was paid: those that the last such entry has. Divergences of another order say nothing about this one,
+-- and claims under another adjacency or for other units nothing at all.
 CREATE FUNCTION bismarck_dp.spent(protected int, OUT releases bigint, OUT mixed bigint, OUT unpriced bigint,
     OUT rho numeric, OUT slack numeric, OUT epsilon numeric, OUT delta numeric)
     LANGUAGE sql STABLE AS $$
-    SELECT pg_catalog.count(e.id),
-        pg_catalog.count(e.id) FILTER (WHERE e.adjacency OPERATOR(pg_catalog.<>) p.adjacency
-            OR e.privacy_unit IS DISTINCT FROM p.privacy_unit OR e.unit_rows OPERATOR(pg_catalog.<>) p.unit_rows),
-        pg_catalog.count(e.id) FILTER (WHERE e.rho IS NULL OR e.renyi_order IS DISTINCT FROM p.renyi_order),
-        coalesce(pg_catalog.sum(e.rho), 0), coalesce(pg_catalog.sum(e.slack), 0),
-        coalesce(pg_catalog.sum(e.epsilon), 0), coalesce(pg_catalog.sum(e.delta), 0)
-    FROM bismarck_dp.protected AS p LEFT JOIN bismarck_dp.entry AS e
-        ON e.protected OPERATOR(pg_catalog.=) p.id AND e.outcome OPERATOR(pg_catalog.=) 'paid'
+    SELECT coalesce(e.releases, 0),
+        coalesce(CASE WHEN e.adjacency OPERATOR(pg_catalog.<>) p.adjacency
+            OR e.privacy_unit IS DISTINCT FROM p.privacy_unit OR e.unit_rows OPERATOR(pg_catalog.<>) p.unit_rows
+            THEN e.releases END, 0),
+        coalesce(CASE WHEN e.renyi_order IS DISTINCT FROM p.renyi_order THEN e.releases ELSE e.unpriced END, 0),
+        coalesce(e.sum_rho, 0), coalesce(e.sum_slack, 0), coalesce(e.sum_epsilon, 0), coalesce(e.sum_delta, 0)
+    FROM bismarck_dp.protected AS p LEFT JOIN LATERAL (SELECT * FROM bismarck_dp.entry AS one
+        WHERE one.protected OPERATOR(pg_catalog.=) p.id AND one.outcome OPERATOR(pg_catalog.=) 'paid'
+        ORDER BY one.releases DESC LIMIT 1) AS e ON true
     WHERE p.id OPERATOR(pg_catalog.=) $1
 $$;
 

@@ -164,8 +164,9 @@ CREATE FUNCTION bismarck_dp.spent(protected int, OUT releases bigint, OUT mixed 
     OUT rho numeric, OUT slack numeric, OUT epsilon numeric, OUT delta numeric)
     LANGUAGE sql STABLE AS $$
     SELECT coalesce(e.releases, 0),
-        coalesce(CASE WHEN e.adjacency OPERATOR(pg_catalog.<>) p.adjacency OR e.privacy_unit IS DISTINCT FROM p.privacy_unit
-            OR e.unit_rows OPERATOR(pg_catalog.<>) p.unit_rows THEN e.releases END, 0),
+        coalesce(CASE WHEN e.adjacency OPERATOR(pg_catalog.<>) p.adjacency
+            OR e.privacy_unit IS DISTINCT FROM p.privacy_unit OR e.unit_rows OPERATOR(pg_catalog.<>) p.unit_rows
+            THEN e.releases END, 0),
         coalesce(CASE WHEN e.renyi_order IS DISTINCT FROM p.renyi_order THEN e.releases ELSE e.unpriced END, 0),
         coalesce(e.sum_rho, 0), coalesce(e.sum_slack, 0), coalesce(e.sum_epsilon, 0), coalesce(e.sum_delta, 0)
     FROM bismarck_dp.protected AS p LEFT JOIN LATERAL (SELECT * FROM bismarck_dp.entry AS one

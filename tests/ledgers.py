@@ -84,9 +84,14 @@ class House:
 
     def request(self, **changes: Any) -> str:
         """What the controller sends to the ledger for a small release; amounts are decimal numbers, as text."""
-        found = self.ask("SELECT id, source::oid::text, adjacency, renyi_order FROM bismarck_dp.protected"
-                         " WHERE source = %s::regclass", self.table)[0]  # fmt: skip
-        return json.dumps({**ENTRY, **dict(zip(("protected", "table", "adjacency", "renyi_order"), found)), **changes})
+        (found,) = self.ask(
+            "SELECT jsonb_build_object('protected', id, 'table', source::oid::text, 'adjacency', adjacency,"
+            " 'privacy_unit', privacy_unit, 'unit_rows', unit_rows, 'renyi_order', renyi_order,"
+            " 'terms', jsonb_build_object('analysts', analysts, 'columns', columns))"
+            " FROM bismarck_dp.protected WHERE source = %s::regclass",
+            self.table,
+        )[0]
+        return json.dumps({**ENTRY, **found, **changes})
 
     def debit(self, **changes: Any) -> str:
         """Past the controller, how the ledger takes it."""

@@ -553,7 +553,7 @@ def test_a_refusal_says_what_would_fit(house: House, delta: float) -> None:
         house.train(f"m{number}", 0.25)
     said = refusal_of(house, 2.0)
     epsilon, _, _ = house.spent("analyst")
-    assert f"of epsilon 1, {epsilon:.4g} is spent in 3 releases" in said.message_primary
+    assert f"of epsilon 1, {epsilon:.4g} is spent by 3 releases" in said.message_primary
     assert "nothing was spent now" in said.message_primary
     fitting = float(said.message_hint.split("epsilon ")[1].split(" ")[0])
     # It is the largest that eight halvings of a factor of a thousand find, in three digits.
@@ -611,12 +611,12 @@ def test_an_entry_that_a_superuser_adds_can_only_cost(house: House) -> None:
     """INSERT and COPY need no debit; but amounts and their sums are not negative, and no sum is built upon twice."""
     house.train("m0")
     columns = (
-        "protected, source, who, login, verb, model, spec, event, adjacency, slack, epsilon, delta, outcome, releases,"
-        " unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta"
+        "protected, source, who, login, verb, model, spec, event, adjacency, unit_rows, slack, epsilon, delta, outcome,"
+        " releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta"
     )
     add = (
-        f"INSERT INTO bismarck_dp.entry ({columns}) SELECT id, name, '', '', '', '', '{{}}', '{{}}', adjacency, 0, %s,"
-        f" 0, 'paid', %s, 1, 0, 0, %s, 0 FROM bismarck_dp.protected WHERE source = '{house.table}'::regclass"
+        f"INSERT INTO bismarck_dp.entry ({columns}) SELECT id, name, '', '', '', '', '{{}}', '{{}}', adjacency, 1, 0,"
+        f" %s, 0, 'paid', %s, 1, 0, 0, %s, 0 FROM bismarck_dp.protected WHERE source = '{house.table}'::regclass"
     )
     for epsilon, number, total in (("-0.1", 2, "0.1"), ("0.1", 2, "0.05"), ("0.1", None, "0.2"), ("0.1", 2, None)):
         with pytest.raises(psycopg2.errors.CheckViolation):
