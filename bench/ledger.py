@@ -28,7 +28,8 @@ FILL = """
         sum_epsilon, sum_delta)
     SELECT r.protected, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency, r.privacy_unit,
         r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, 'paid',
-        s.releases + i, s.unpriced, s.rho + i * r.rho, s.slack + i * r.slack, s.epsilon + i * r.epsilon, s.delta + i * r.delta
+        s.releases + i, s.unpriced, s.rho + i * r.rho, s.slack + i * r.slack,
+        s.epsilon + i * r.epsilon, s.delta + i * r.delta
     FROM jsonb_populate_record(NULL::bismarck_dp.entry, %s) AS r, LATERAL bismarck_dp.spent(r.protected) AS s,
         generate_series(1, %s) AS i
 """

@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_DOWN, Decimal
+from decimal import ROUND_DOWN, Context, Decimal
 
 from .accounting import Event
 from .errors import BismarckError
@@ -54,6 +54,8 @@ COMPOSITIONS = ("zcdp", "pure")
 
 CONVERTED, LEFT_OVER, SUMMED = 0.4, 0.1, 0.5
 """Shares of delta: for converting divergences, for what computed noise leaves over, and for the sums."""
+
+DIGITS = Context(prec=2000)
 
 ROOM = 1e-3
 """What is paid beyond the price of a plan that may have to be made again."""
@@ -215,10 +217,10 @@ class Spent:
         return Spent(
             self.releases + 1,
             self.unpriced + (price.rho is None),
-            self.rho + exact(price.rho or 0.0),
-            self.slack + exact(price.slack),
-            self.epsilon + exact(price.epsilon),
-            self.delta + exact(price.delta),
+            added(self.rho, price.rho or 0.0),
+            added(self.slack, price.slack),
+            added(self.epsilon, price.epsilon),
+            added(self.delta, price.delta),
         )
 
     def within(self, total: Total) -> bool:
@@ -244,7 +246,7 @@ class Spent:
         if self.releases == 0:
             return 0.0, 0.0
         sums = float(self.epsilon), float(self.delta)
-        if total.order is None or total.delta == 0 or self.unpriced:
+        if total.order is None or total.composition == "pure" or total.delta == 0 or self.unpriced:
             return sums
         left = total.order * float(self.rho) - order_bound(total.order, 0.0, total.delta)
         wrong = float(self.slack) * (1 + math.exp(min(max(0.0, left), 700.0)))
@@ -255,6 +257,11 @@ class Spent:
 def exact(number: float) -> Decimal:
     """The shortest decimal that is read back as this double: what JSON says, and what the ledger keeps."""
     return Decimal(repr(float(number)))
+
+
+def added(total: Decimal, number: float) -> Decimal:
+    """The exact sum: with so many digits nothing is rounded that a double can be."""
+    return DIGITS.add(total, exact(number))
 
 
 TRIES, CLOSE = 8, 1.005

@@ -36,9 +36,9 @@ Proposition 1.9). Compositions are compositions of what each part is for units. 
 to a batch together or not, which no event here says. So are events side by side: a unit may have slots in several
 parts, and the dearest one alone is no bound for different parts together.
 
-The computed noise of a plan (`Noise.excess`, `Noise.rarity`) is as near to real noise for units as it is for slots: it
-is one table's own law that is near, whatever it is compared with. And what it costs was paid for in (epsilon / c,
-delta_row), which is what the walk starts from.
+The computed noise of a plan (`Noise.excess`, `Noise.rarity`) is said of the sums that one slot may be in; on all others
+both tables have the same law, as computed. c slots are in c times as many sums at most: c times the excess, and c times
+what is rare. (In the walk both are paid for in (epsilon / c, delta_row), at each of its steps.)
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from .errors import BismarckError
 from .spec import SMALLEST, SMALLEST_DELTA, Spec
 
 if TYPE_CHECKING:
+    from .mechanisms import Noise
     from .plan import Plan
 
 SPARED = 1e-12
@@ -142,6 +143,11 @@ PER_SLOT = ("scale_epsilon", "selection_epsilon", "constants_epsilon")
 """Details of a plan that are pure epsilons: they add up."""
 
 
+def _noise_for_units(noise: Noise, rows: int) -> Noise:
+    rarity = noise.rarity - math.log(rows)
+    return replace(noise, event=lifted(noise.event, rows), excess=noise.excess * rows, rarity=rarity)
+
+
 def for_units(plan: Plan, spec: Spec) -> Plan:
     """The plan for slots, as it is for units; `spec` is what was asked for. Sensitivities are c times those of a slot,
     by the triangle inequality; noise stays what it is.
@@ -156,6 +162,6 @@ def for_units(plan: Plan, spec: Spec) -> Plan:
         plan,
         spec=replace(plan.spec, epsilon=spec.epsilon, delta=spec.delta),
         sensitivity=None if plan.sensitivity is None else plan.sensitivity * rows,
-        noise=replace(plan.noise, event=lifted(plan.noise.event, rows)),
+        noise=_noise_for_units(plan.noise, rows),
         details=details,
     )

@@ -114,7 +114,7 @@ class Engine(ABC):
     def public_shape(self, request: Request, length: int | None) -> Shape:
         """The same for someone who must learn nothing from rows but their number; `length` is that of an array."""
         spec = request.spec
-        params = {"categories": spec.options["categories"], **unit_params(spec.options)}
+        params = {"categories": spec.options["categories"], **unit_params(spec.options), "count_only": True}
         facts = self.one(queries.describe(request.source, request.label, request.features, False, params))
         if facts["rows"] == 0:
             raise _no_rows()

@@ -49,6 +49,8 @@ class Protection:
     lengths: dict[str, int]
     classes: dict[str, list[float]]
     spent: Spent
+    mixed: bool
+    """whether releases have promised different things: then nothing more is released"""
     owned: bool
     """whether the caller owns the table's rows"""
     allowed: bool
@@ -67,14 +69,12 @@ class Protection:
         numbers: dict[str, Any] = {name: _float(facts.pop(name)) for name in BOUNDS}
         total = Total(composition=facts.pop("composition"), **numbers)
         sums = facts.pop("spent")
-        if sums["mixed"]:
-            raise BismarckError(
-                f"{facts['name']} has releases under two adjacencies or privacy units", "nothing more can be released"
-            )
         amounts: dict[str, Any] = {name: Decimal(sums[name]) for name in ("rho", "slack", "epsilon", "delta")}
         spent = Spent(int(sums["releases"]), int(sums["unpriced"]), **amounts)
         classes = {column: [float(value) for value in values] for column, values in facts.pop("classes").items()}
-        return cls(total=total, spent=spent, classes=classes, arrays=facts.pop("arrays"), **facts)
+        return cls(
+            total=total, spent=spent, mixed=bool(sums["mixed"]), classes=classes, arrays=facts.pop("arrays"), **facts
+        )
 
 
 def _float(value: Any) -> float | None:
@@ -93,6 +93,7 @@ def find(engine: Engine, source: int) -> Protection | None:
 def protect(engine: Engine, source: int, epsilon: float, delta: float, options: Any) -> dict[str, Any]:
     """Sets the budget of a table's whole life. What was spent stays spent, whatever is set anew."""
     facts = _own_table(engine, source)
+    _check_isolation(engine)
     options = _parse(engine, options, facts)
     engine.send(queries.hold_protection(source))
     old = find(engine, source)
@@ -116,9 +117,30 @@ def protect(engine: Engine, source: int, epsilon: float, delta: float, options: 
         "lengths": lengths,
     }
     engine.send(queries.protect(row))
+    if used and old is not None and old.total != total:
+        engine.warn(_changed(old, total))
     if facts["before"]:
         engine.warn("a table of this name was protected before, and dropped: what was spent on it is in the ledger")
     return {**_said(row), "releases": 0 if old is None else old.spent.releases}
+
+
+def _changed(old: Protection, total: Total) -> str:
+    """What holds for releases under two totals: each is one filter's, and a transcript ends in one of them."""
+    return (
+        f"the budget was another one, of epsilon {old.total.epsilon:g} and delta {old.total.delta:g}: releases under "
+        f"both are together worth epsilon {max(old.total.epsilon, total.epsilon):g} and delta "
+        f"{old.total.delta + total.delta:g} at most, if it was changed without looking at what came out"
+    )
+
+
+def _check_isolation(engine: Engine) -> None:
+    """An old snapshot does not show what was spent since."""
+    if engine.one(queries.isolation())["level"] != "read committed":
+        raise BismarckError(
+            "dp_protect looks at what was spent up to now, and this transaction at what was there before",
+            "call it in a transaction of isolation level READ COMMITTED",
+            "25001",
+        )
 
 
 def _check_claim(old: Protection, options: Mapping[str, Any]) -> None:
@@ -354,8 +376,10 @@ class Guard:
         free for the owner, and for nobody else.
         """
         found = self.protection
-        if found is None or bill.epsilon is None:
+        if found is None or (bill.epsilon is None and not self.stranger):
             return None
+        if bill.epsilon is None:
+            raise BismarckError(f"nothing on {found.name} is free but for its owner", "give an epsilon", "42501")
         price = bill.price_at(bill.epsilon, found.total.order).with_room()
         # No row is read yet: what goes wrong here may be told to anyone.
         outcome, number = self.engine.debit(_entry(found, bill, price))
@@ -434,6 +458,10 @@ def guard(
 
 def _check_promise(found: Protection, options: Mapping[str, Any]) -> None:
     """A release promises what all others do."""
+    if found.mixed:
+        raise BismarckError(
+            f"{found.name} has releases under two adjacencies or privacy units", "nothing more can be released", "55000"
+        )
     if options["adjacency"] != found.adjacency:
         raise BismarckError(
             f"{found.name} is protected under adjacency {found.adjacency}",

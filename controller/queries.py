@@ -170,6 +170,10 @@ def protect(row: dict[str, Any]) -> Query:
     )
 
 
+def isolation() -> Query:
+    return Query("SELECT pg_catalog.current_setting('transaction_isolation') AS level")
+
+
 def hold_protection(source: int) -> Query:
     """From here to the end of the transaction, nothing is debited: what is known of a table stays so."""
     return Query(

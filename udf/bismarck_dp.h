@@ -120,6 +120,7 @@ typedef struct DpUnit {
     char *column;
     Oid oid;       /* the column's type as PostgreSQL names it */
     int rows;      /* of each unit that may count */
+    int64 before;  /* rows of its unit that came before the one at hand, where all are looked at */
     Jsonb *params; /* whose seed is that of the choice, in a test */
 } DpUnit;
 
@@ -127,7 +128,7 @@ struct DpUnits;
 
 extern DpUnit *dp_unit_of(Oid relation, Jsonb *params);              /* NULL: a row is a unit */
 extern struct DpUnits *dp_units_start(const DpUnit *unit, int rows); /* without rows they are counted only */
-extern void dp_units_add(struct DpUnits *units, Datum value, bool isnull, int64 row);
+extern int64 dp_units_add(struct DpUnits *units, Datum value, bool isnull, int64 row);
 extern int64 dp_units_choose(struct DpUnits *units); /* the number of slots */
 extern bool dp_units_chosen(struct DpUnits *units, Datum value, bool isnull, int64 row);
 extern void dp_units_end(struct DpUnits *units);

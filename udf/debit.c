@@ -1,5 +1,5 @@
 /*
- * debit.c: the ledger's one way in. A debit is committed before a row is read, and nothing takes it back.
+ * debit.c: the ledger's one way in. A debit is committed before a row's values are read, and nothing takes it back.
  *
  * The caller's transaction is the caller's: whatever it writes, ROLLBACK, a savepoint or a killed backend undoes. So a
  * debit is made by a background worker, in a transaction of its own, and the caller waits for it. Debits of one table
@@ -62,7 +62,8 @@ static const char *const entry_statement =
     "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta, outcome,"
     "                               releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)"
     " SELECT p.id, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency,"
-    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, CASE WHEN o.paid THEN 'paid' ELSE 'refused' END,"
+    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, CASE WHEN o.paid THEN 'paid' "
+    "ELSE 'refused' END,"
     "  CASE WHEN o.paid THEN s.releases OPERATOR(pg_catalog.+) 1 END,"
     "  CASE WHEN o.paid THEN s.unpriced OPERATOR(pg_catalog.+) (r.rho IS NULL)::pg_catalog.int4 END,"
     "  CASE WHEN o.paid THEN s.rho OPERATOR(pg_catalog.+) coalesce(r.rho, 0) END,"

@@ -432,7 +432,8 @@ typedef struct Limited {
     struct DpUnits *units;
     int at; /* the unit's column, which is the last */
     int64 row;
-    int64 left; /* slots to be filled */
+    int64 before; /* rows of its unit */
+    int64 left;   /* slots to be filled */
     DpReceive receive;
     void *arg;
     MemoryContext context;
@@ -451,7 +452,7 @@ number_row(TupleTableSlot *slot, void *arg)
         l->empty = MakeSingleTupleTableSlot(CreateTupleDescCopy(slot->tts_tupleDescriptor), &TTSOpsVirtual);
         MemoryContextSwitchTo(old);
     }
-    dp_units_add(l->units, slot->tts_values[l->at], slot->tts_isnull[l->at], l->row++);
+    l->before = dp_units_add(l->units, slot->tts_values[l->at], slot->tts_isnull[l->at], l->row++);
     return true;
 }
 
@@ -509,6 +510,7 @@ read_rows(const Reading *reading, DpReceive receive, void *arg)
 
 typedef struct Counted {
     Limited numbered;
+    DpUnit *unit;
     DpReceive receive;
     void *arg;
 } Counted;
@@ -518,16 +520,19 @@ count_and_receive(TupleTableSlot *slot, void *arg)
 {
     Counted *c = arg;
 
-    return number_row(slot, &c->numbered) && c->receive(slot, c->arg);
+    (void)number_row(slot, &c->numbered);
+    c->unit->before = c->numbered.before;
+    return c->receive(slot, c->arg);
 }
 
 static int64
 read_counting(const Reading *reading, DpReceive receive, void *arg)
 {
-    Counted c = {.numbered = {.context = CurrentMemoryContext}, .receive = receive, .arg = arg};
+    DpUnit *unit = reading->source->unit;
+    Counted c = {.numbered = {.context = CurrentMemoryContext}, .unit = unit, .receive = receive, .arg = arg};
     int64 slots;
 
-    c.numbered.units = dp_units_start(reading->source->unit, 0);
+    c.numbered.units = dp_units_start(unit, 0);
     read_once(reading, count_and_receive, &c);
     slots = dp_units_choose(c.numbered.units);
     receive_empty(&c.numbered);
@@ -594,7 +599,8 @@ count_slots(const DpSource *source, bool label, DpReceive receive, void *arg)
 
 typedef struct Shape {
     const DpSource *source;
-    bool labels; /* count the labels' codes, too */
+    bool labels;  /* count the labels' codes, too */
+    bool lengths; /* look at those of arrays */
     int64 rows;
     int32 shortest, longest;            /* arrays; -1 for one that is not a list */
     int64 minus_one, zero, one, others; /* labels; NULL is not counted */
@@ -632,6 +638,13 @@ count_label(Shape *shape, double y)
         shape->others++;
 }
 
+/* No unit has more of a say in what labels mean than as many rows as may count. */
+static bool
+is_counted(const DpUnit *unit)
+{
+    return unit == NULL || unit->before < unit->rows;
+}
+
 static bool
 measure(TupleTableSlot *slot, void *arg)
 {
@@ -639,9 +652,9 @@ measure(TupleTableSlot *slot, void *arg)
     int features = shape->labels ? 1 : 0;
 
     shape->rows++;
-    if (shape->labels && !slot->tts_isnull[0])
+    if (shape->labels && !slot->tts_isnull[0] && is_counted(shape->source->unit))
         count_label(shape, dp_to_double(slot->tts_values[0], shape->source->label_type));
-    if (shape->source->is_array && !slot->tts_isnull[features]) {
+    if (shape->lengths && !slot->tts_isnull[features]) {
         int length = array_length_of(slot->tts_values[features]);
 
         shape->shortest = Min(shape->shortest, length);
@@ -650,8 +663,14 @@ measure(TupleTableSlot *slot, void *arg)
     return true;
 }
 
-/* One label in a thousand, and never a few alone, makes a class. */
-#define FEWEST(labels) Max(5, ((labels) + 999) / 1000)
+/* One label in a thousand, and never a few alone, nor a few units, makes a class. */
+static int64
+fewest(const Shape *shape, int64 labels)
+{
+    int64 few = 5 * (shape->source->unit == NULL ? 1 : shape->source->unit->rows);
+
+    return Max(few, (labels + 999) / 1000);
+}
 
 /* How many classes there are if labels count from 0, without a gap, and how many labels are among them. */
 static int
@@ -660,7 +679,7 @@ count_classes(const Shape *shape, int64 *whole)
     int64 labels = shape->minus_one + shape->zero + shape->one + shape->others;
     int classes = 0;
 
-    while (classes < DP_MOST_CLASSES && shape->counts[classes] >= FEWEST(labels))
+    while (classes < DP_MOST_CLASSES && shape->counts[classes] >= fewest(shape, labels))
         classes++;
     *whole = 0;
     for (int c = 0; c < classes; c++)
@@ -679,7 +698,9 @@ dp_describe(PG_FUNCTION_ARGS)
 {
     DpSource *source =
         dp_source(PG_GETARG_OID(0), PG_GETARG_TEXT_PP(1), PG_GETARG_ARRAYTYPE_P(2), PG_GETARG_JSONB_P(4));
-    Shape shape = {.source = source, .labels = PG_GETARG_BOOL(3), .shortest = PG_INT32_MAX, .longest = -2};
+    bool lengths = source->is_array && !dp_has(PG_GETARG_JSONB_P(4), "count_only");
+    Shape shape = {
+        .source = source, .labels = PG_GETARG_BOOL(3), .lengths = lengths, .shortest = PG_INT32_MAX, .longest = -2};
     TupleDesc desc;
     Datum values[10];
     bool nulls[10] = {0};

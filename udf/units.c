@@ -303,21 +303,21 @@ add_unit(DpUnits *units, Datum value, bool isnull)
 }
 
 /* The k-th row of a unit takes the place of each one chosen before with probability 1 / k. */
-void
+/* How many rows of its unit came before. */
+int64
 dp_units_add(DpUnits *units, Datum value, bool isnull, int64 row)
 {
     Unit *unit = unit_of(units, value, isnull);
-    int64 at;
+    int64 at, before;
 
     if (unit->seen == 0)
         unit = add_unit(units, value, isnull);
-    at = unit->seen++;
-    if (units->most == 0)
-        return;
-    if (at >= units->most)
+    at = before = unit->seen++;
+    if (at >= units->most && units->most > 0)
         at = (int64)dp_random_below(units->random, (uint64)unit->seen);
     if (at < units->most)
         choice_of(units, unit)[at] = row;
+    return before;
 }
 
 static int
