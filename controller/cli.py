@@ -537,8 +537,12 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
 @click.option("--delta", type=float, default=0.0, show_default=True)
 @click.option("--composition", metavar="NAME", help="How releases add up: zcdp or pure.  [default: zcdp]")
 @click.option("--adjacency", metavar="NAME", help="Of all releases: replace or zero-out.  [default: replace]")
+@click.option("--privacy-unit", metavar="COLUMN", help="Whose a row is: promises are for all its rows.")
+@click.option("--unit-rows", type=int, help="Rows of a unit that count at most.  [default: 1]")
 @click.option("--analysts", metavar="ROLE,...", multiple=True, help="Who may train.  [default: dp_analyst]")
 @click.option("--columns", metavar="COLUMN,...", multiple=True, help="What they may name.  [default: all]")
+@click.option("--lengths", type=_value, metavar="JSON", help="Numbers in each array column.  [default: measured]")
+@click.option("--classes", type=_value, metavar="JSON", help="Labels' values, by column.")
 @_database_options
 def protect(
     table: str, epsilon: float, delta: float, url: str | None, data: str | None, as_json: bool, **given: Any
@@ -549,7 +553,8 @@ def protect(
     Example:
       bismarck-dp protect patients --epsilon 3 --delta 1e-6 --columns y,x
     """
-    words = {name: given[name] for name in ("composition", "adjacency") if given[name] is not None}
+    plain = ("composition", "adjacency", "privacy_unit", "unit_rows", "lengths", "classes")
+    words = {name: given[name] for name in plain if given[name] is not None}
     lists = {name: _names(given[name]) for name in ("analysts", "columns") if given[name]}
     with _open(url, data) as database:
         said = database.protect(table, epsilon, delta, **words, **lists)

@@ -54,7 +54,8 @@ OBSTRUCTIVE = set('"$`\\\n')  # initdb and pg_ctl hand their paths to a shell be
 # No password is asked for: the socket lies in a directory of mode 0700, which only the server's user and root
 # can enter.
 FIXED_SETTINGS = {"listen_addresses": "", "port": str(PORT), "unix_socket_permissions": "0700"}
-DEFAULT_SETTINGS = {"shared_buffers": "256MB"}
+# Parallel queries may not take the workers that enter debits.
+DEFAULT_SETTINGS = {"shared_buffers": "256MB", "max_worker_processes": "24", "max_parallel_workers": "8"}
 VOLATILE_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 

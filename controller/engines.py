@@ -38,6 +38,8 @@ class Request:
     spec: Spec
     portion: bool = False
     """whether the source is a table of raw rows that `split` has made, and none of the caller's"""
+    tells_bad: bool = False
+    """whether it may be said how many rows count for nothing: to the owner of a protected table"""
     paid: Price | None = None
     """what was entered in the ledger for it, where the source is protected"""
 
@@ -165,7 +167,7 @@ class Engine(ABC):
 
     def measure(self, request: Request, plan: Plan) -> list[float]:
         """Bounds of the features, chosen privately and paid for in the plan."""
-        params = _of_portion(request, {**unit_params(plan.spec.options), **measure_params(plan, request.features)})
+        params = _of_request(request, {**unit_params(plan.spec.options), **measure_params(plan, request.features)})
         query = queries.bounds(request.source, request.label, request.features, params)
         return [float(bound) for bound in self.one(query)["bounds"]]
 
@@ -203,14 +205,14 @@ class Engine(ABC):
             for copy in range(copies)
         ]
         query = queries.pack(
-            request.source, request.label, request.features, tables, _of_portion(request, plan.pack_params())
+            request.source, request.label, request.features, tables, _of_request(request, plan.pack_params())
         )
         return Packed(run, self.one(query)["rows"], tables, spare[0] if spare else [])
 
     def _pack_columns(self, run: int, request: Request, plan: Plan, shelf: Shelf | None) -> Packed:
         (table,) = self._blocks(queries.table_names(run, 0, 1), 1, shelf)
         query = queries.pack_columns(
-            request.source, request.label, request.features, table, _of_portion(request, plan.pack_params())
+            request.source, request.label, request.features, table, _of_request(request, plan.pack_params())
         )
         return Packed(run, self.one(query)["rows"], [table], [])
 
@@ -369,9 +371,12 @@ def _kept(plan: Plan) -> tuple[str, str]:
     return what, "use sgd" if plan.perturbs == "nothing" else "use dpsgd"
 
 
-def _of_portion(request: Request, params: dict[str, Any]) -> dict[str, Any]:
-    """Only a request that was made here is for a portion, which is read with the extension's rights."""
-    return {**params, "portion": True} if request.portion else params
+def _of_request(request: Request, params: dict[str, Any]) -> dict[str, Any]:
+    """Only a request that was made here is for a portion, which is read with the extension's rights; or tells of rows
+    that count for nothing.
+    """
+    tells = request.tells_bad and request.spec.options["privacy_unit"] is None
+    return {**params, "portion": True} if request.portion else {**params, "tell_bad": True} if tells else params
 
 
 def _in_mb(size: int) -> str:

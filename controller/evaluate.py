@@ -53,6 +53,8 @@ def evaluate(engine: Engine, fields: Any) -> Answer:
     fields = {**fields, "options": found.with_unit(_given(fields["options"]))}
     plan = plan_evaluation(Subject.of(model), _number(fields["epsilon"]), _number(fields["delta"]), fields["options"])
     _check_source(engine, source, plan)
+    if found.protection is not None:
+        _check_fit(engine, source, model, label, features)
     found.pay(_bill(fields, plan, label, features))
     params = plan.params() if noisy else plan.subject.label_params()
     query = queries.evaluate(noisy, model.name, source, label, features, params)
@@ -61,6 +63,16 @@ def evaluate(engine: Engine, fields: Any) -> Answer:
         return Answer(_exact(plan, numbers, features, model.d), plan.event)
     notes = plan.notes(max(int(numbers[0]), 1))
     return Answer(noisy_metrics(plan, [int(number) for number in numbers]), plan.event, tuple(notes))
+
+
+def _check_fit(engine: Engine, source: int, model: Model, label: str, features: list[str]) -> None:
+    """Refuses columns that are not there, or not as many as the model has: whoever mistypes must not pay."""
+    params = {"categories": model.categories, "count_only": True}
+    width = int(engine.one(queries.describe(source, label, features, False, params))["longest"])
+    if width >= 0 and width != model.d:
+        raise BismarckError(
+            f"the columns have {width} features, and the model {model.d}", "name the columns it was trained on"
+        )
 
 
 def _given(options: Any) -> dict[str, Any]:
@@ -105,14 +117,14 @@ def _check(fields: Any) -> None:
     features = [] if fields["features"] is None else fields["features"]
     if not isinstance(features, list):
         raise BismarckError("malformed request", "use dp_evaluate")
-    words = [fields["model"], fields["label"] or "", *features]
+    words = [fields["model"], "" if fields["label"] is None else fields["label"], *features]
     if None in features:
         raise BismarckError("features is NULL", "it must be given", "22004")
     numbers = [fields["epsilon"], fields["delta"]]
-    if not str(fields["source"]).isdigit():
+    if not (str(fields["source"]).isascii() and str(fields["source"]).isdigit()):
         raise BismarckError("malformed request", "use dp_evaluate")
     if not all(isinstance(word, str) for word in words) or not all(
-        number is None or isinstance(number, (str, int, float)) for number in numbers
+        number is None or (isinstance(number, (str, int, float)) and not isinstance(number, bool)) for number in numbers
     ):
         raise BismarckError("malformed request", "use dp_evaluate")
 

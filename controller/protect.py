@@ -29,6 +29,8 @@ OPTIONS = ("composition", "adjacency", "privacy_unit", "unit_rows", "analysts", 
 
 UNIT = ("privacy_unit", "unit_rows")
 
+LONGEST_SPEC = 10_000
+
 BOUNDS = ("epsilon", "delta", "rho", "slack", "summed_delta", "order")
 
 
@@ -92,8 +94,9 @@ def find(engine: Engine, source: int) -> Protection | None:
 
 def protect(engine: Engine, source: int, epsilon: float, delta: float, options: Any) -> dict[str, Any]:
     """Sets the budget of a table's whole life. What was spent stays spent, whatever is set anew."""
+    _check_isolation(engine, "dp_protect")
+    engine.send(queries.hold_source(source))
     facts = _own_table(engine, source)
-    _check_isolation(engine)
     options = _parse(engine, options, facts)
     engine.send(queries.hold_protection(source))
     old = find(engine, source)
@@ -133,11 +136,11 @@ def _changed(old: Protection, total: Total) -> str:
     )
 
 
-def _check_isolation(engine: Engine) -> None:
-    """An old snapshot does not show what was spent since."""
+def _check_isolation(engine: Engine, name: str) -> None:
+    """An old snapshot does not show what was spent since, nor whose the table is now."""
     if engine.one(queries.isolation())["level"] != "read committed":
         raise BismarckError(
-            "dp_protect looks at what was spent up to now, and this transaction at what was there before",
+            f"{name} looks at what is there now, and this transaction at what was there before",
             "call it in a transaction of isolation level READ COMMITTED",
             "25001",
         )
@@ -172,6 +175,7 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
 
 def unprotect(engine: Engine, source: int) -> None:
     """Nothing is enforced from here on; the ledger remembers."""
+    _check_isolation(engine, "dp_unprotect")
     _own_table(engine, source)
     found = find(engine, source)
     if found is None or not found.active:
@@ -347,6 +351,7 @@ class Guard:
         request = replace(request, spec=replace(request.spec, options=self.with_unit(request.spec.options)))
         check_unit(request.spec.options, request.spec.algorithm, SOLVERS[request.spec.algorithm].samples)
         if self.protection is None or not self.stranger:
+            request = replace(request, tells_bad=self.protection is not None)
             return request, self.engine.describe(request, labels)
         spec = request.spec
         named = self.protection.classes.get(request.label)
@@ -523,6 +528,12 @@ def refuse_protected(engine: Engine, source: int, what: str) -> None:
         )
 
 
+def _shown(spec: dict[str, Any]) -> dict[str, Any]:
+    """What the ledger keeps of a request: nobody may delete it, so that it must not be megabytes."""
+    size = len(json.dumps(spec))
+    return spec if size <= LONGEST_SPEC else {"omitted": f"{size} characters"}
+
+
 def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:
     return {
         "protected": found.id,
@@ -531,7 +542,7 @@ def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:
         "source": found.name,
         "verb": bill.verb,
         "model": bill.model,
-        "spec": bill.spec,
+        "spec": _shown(bill.spec),
         "event": price.event.to_json(),
         "adjacency": found.adjacency,
         **found.unit,

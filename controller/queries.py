@@ -142,7 +142,8 @@ def table_facts(source: int) -> Query:
         " AND d.deptype OPERATOR(pg_catalog.=) 'e'),"
         " 'related', EXISTS (SELECT FROM pg_catalog.pg_inherits i"
         " WHERE i.inhrelid OPERATOR(pg_catalog.=) c.oid OR i.inhparent OPERATOR(pg_catalog.=) c.oid),"
-        " 'before', EXISTS (SELECT FROM bismarck_dp.protected p WHERE p.source IS NULL"
+        " 'before', EXISTS (SELECT FROM bismarck_dp.protected p WHERE NOT EXISTS"
+        " (SELECT FROM pg_catalog.pg_class o WHERE o.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid)"
         " AND p.name OPERATOR(pg_catalog.=) pg_catalog.format('%I.%I', n.nspname, c.relname)),"
         f" 'columns', {COLUMNS.format('')}, 'arrays', {ARRAYS}, 'numbers', {NUMBERS}"
         ")::pg_catalog.text AS facts"
@@ -168,6 +169,10 @@ def protect(row: dict[str, Any]) -> Query:
         f" ({PROTECTED_COLUMNS}) = ROW({', '.join('excluded.' + one.strip() for one in PROTECTED_COLUMNS.split(','))})",
         (as_json(row),),
     )
+
+
+def hold_source(source: int) -> Query:
+    return Query("SELECT bismarck_dp.hold_source($1::pg_catalog.oid::pg_catalog.regclass)", (str(source),))
 
 
 def isolation() -> Query:

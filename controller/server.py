@@ -142,7 +142,9 @@ def _well_formed(fields: dict[str, Any]) -> bool:
     return (
         isinstance(features, list)
         and all(word is None or isinstance(word, str) for word in [*words, *features])
-        and all(number is None or isinstance(number, (str, int, float)) for number in numbers)
+        and all(
+            isinstance(number, (str, int, float, type(None))) and not isinstance(number, bool) for number in numbers
+        )
     )
 
 

@@ -53,6 +53,8 @@ REVOKE ALL ON bismarck_dp.protected FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected_id_seq', '');
 
+-- Operators are named with their schema, and have exactly the types of their arguments: constraints are checked by the
+-- worker, as superuser, and somebody may have operators of their own where the script looks for names.
 CREATE TABLE bismarck_dp.entry (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     protected   int NOT NULL REFERENCES bismarck_dp.protected,
@@ -68,24 +70,24 @@ CREATE TABLE bismarck_dp.entry (
     privacy_unit text,
     unit_rows   int NOT NULL,
     renyi_order float8,
-    rho         numeric CHECK (rho >= 0), -- NULL: its divergence is not known
-    slack       numeric NOT NULL CHECK (slack >= 0),
-    epsilon     numeric NOT NULL CHECK (epsilon > 0),
-    delta       numeric NOT NULL CHECK (delta >= 0),
-    outcome     text NOT NULL CHECK (outcome IN ('paid', 'refused')),
+    rho         numeric CHECK (rho OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric), -- NULL: its divergence is not known
+    slack       numeric NOT NULL CHECK (slack OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
+    epsilon     numeric NOT NULL CHECK (epsilon OPERATOR(pg_catalog.>) 0::pg_catalog.numeric),
+    delta       numeric NOT NULL CHECK (delta OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
+    outcome     text NOT NULL CHECK (outcome OPERATOR(pg_catalog.=) ANY ('{paid,refused}'::pg_catalog.text[])),
     -- Sums over what was paid on this table, this entry included, so that nobody has to add up all entries.
-    releases    bigint CHECK (releases > 0),
-    unpriced    bigint CHECK (unpriced >= 0),      -- whose divergence is not known, or is one of another order
-    sum_rho     numeric CHECK (sum_rho >= rho),
-    sum_slack   numeric CHECK (sum_slack >= slack),
-    sum_epsilon numeric CHECK (sum_epsilon >= epsilon),
-    sum_delta   numeric CHECK (sum_delta >= delta),
+    releases    bigint CHECK (releases OPERATOR(pg_catalog.>) 0),
+    unpriced    bigint CHECK (unpriced OPERATOR(pg_catalog.>=) 0),      -- whose divergence is not known, or is one of another order
+    sum_rho     numeric CHECK (sum_rho OPERATOR(pg_catalog.>=) rho),
+    sum_slack   numeric CHECK (sum_slack OPERATOR(pg_catalog.>=) slack),
+    sum_epsilon numeric CHECK (sum_epsilon OPERATOR(pg_catalog.>=) epsilon),
+    sum_delta   numeric CHECK (sum_delta OPERATOR(pg_catalog.>=) delta),
     CHECK (pg_catalog.num_nulls(releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)
-        = CASE outcome WHEN 'paid' THEN 0 ELSE 6 END)
+        OPERATOR(pg_catalog.=) CASE WHEN outcome OPERATOR(pg_catalog.=) 'paid' THEN 0 ELSE 6 END)
 );
 REVOKE ALL ON bismarck_dp.entry FROM PUBLIC;
 -- No two debits of a table build on the same sums.
-CREATE UNIQUE INDEX entry_paid ON bismarck_dp.entry (protected, releases) WHERE outcome = 'paid';
+CREATE UNIQUE INDEX entry_paid ON bismarck_dp.entry (protected, releases) WHERE outcome OPERATOR(pg_catalog.=) 'paid';
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry_id_seq', '');
 
@@ -142,6 +144,10 @@ GRANT SELECT ON bismarck_dp.ledger TO PUBLIC;
 -- Steps of a training, for the controller
 ---------------------------------------------------------------------------------------------------------------------
 
+-- To the end of the transaction nobody drops the source or changes what it is.
+CREATE FUNCTION bismarck_dp.hold_source(source regclass) RETURNS void
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_hold_source';
+
 -- From here to the end of the call, the source is read with the extension's rights.
 CREATE FUNCTION bismarck_dp.admit(source regclass) RETURNS void
     LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_admit';
@@ -170,8 +176,8 @@ CREATE OR REPLACE FUNCTION bismarck_dp.serve(verb text, request jsonb) RETURNS j
 $$;
 
 -- By name: the door stays open to PUBLIC, or to whom an administrator left it.
-REVOKE EXECUTE ON FUNCTION bismarck_dp.append_only, bismarck_dp.forget_dropped, bismarck_dp.spent, bismarck_dp.admit,
-    bismarck_dp.debit FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION bismarck_dp.append_only, bismarck_dp.forget_dropped, bismarck_dp.spent,
+    bismarck_dp.hold_source, bismarck_dp.admit, bismarck_dp.debit FROM PUBLIC;
 
 ---------------------------------------------------------------------------------------------------------------------
 -- What users call
@@ -199,9 +205,15 @@ CREATE FUNCTION @extschema@.dp_budget(source regclass)
 $$;
 
 -- Everyone may call them, with their own rights. An administrator who revokes that from PUBLIC leaves it to these roles.
-GRANT EXECUTE ON FUNCTION @extschema@.dp_protect, @extschema@.dp_unprotect TO dp_owner;
-GRANT EXECUTE ON FUNCTION bismarck_dp.call, @extschema@.dp_budget, @extschema@.dp_train, @extschema@.dp_tune, @extschema@.dp_explain,
-    @extschema@.dp_evaluate, @extschema@.dp_forget TO dp_owner, dp_analyst;
+GRANT EXECUTE ON FUNCTION @extschema@.dp_protect(regclass, float8, float8, jsonb), @extschema@.dp_unprotect(regclass)
+    TO dp_owner;
+GRANT EXECUTE ON FUNCTION bismarck_dp.call(text, jsonb), @extschema@.dp_budget(regclass), @extschema@.dp_forget(text),
+    @extschema@.dp_train(regclass, text, text, text[], float8, float8, text, text, jsonb),
+    @extschema@.dp_explain(regclass, text, text, text[], float8, float8, text, text, jsonb),
+    @extschema@.dp_tune(
+        regclass, text, text, text[], float8, float8, text, text, jsonb, jsonb, text, regclass, float8),
+    @extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)
+    TO dp_owner, dp_analyst;
 
 -- GRANT took the rights of now for those that the functions are made with, and pg_dump leaves those out: what an
 -- administrator revoked would be open again in a copy.
@@ -212,6 +224,9 @@ UPDATE pg_catalog.pg_init_privs AS made
     FROM pg_catalog.pg_proc AS f
     WHERE made.objoid OPERATOR(pg_catalog.=) f.oid
         AND made.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
-        AND f.oid::pg_catalog.regproc OPERATOR(pg_catalog.=) ANY (ARRAY[
-            'bismarck_dp.call', '@extschema@.dp_train', '@extschema@.dp_tune', '@extschema@.dp_explain',
-            '@extschema@.dp_evaluate', '@extschema@.dp_forget']::pg_catalog.regproc[]);
+        AND f.oid::pg_catalog.regprocedure OPERATOR(pg_catalog.=) ANY (ARRAY[
+            'bismarck_dp.call(text, jsonb)', '@extschema@.dp_forget(text)',
+            '@extschema@.dp_train(regclass, text, text, text[], float8, float8, text, text, jsonb)',
+            '@extschema@.dp_explain(regclass, text, text, text[], float8, float8, text, text, jsonb)',
+            '@extschema@.dp_tune(regclass, text, text, text[], float8, float8, text, text, jsonb, jsonb, text, regclass, float8)',
+            '@extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)']::pg_catalog.regprocedure[]);

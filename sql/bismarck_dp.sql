@@ -101,6 +101,8 @@ REVOKE ALL ON bismarck_dp.protected FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected_id_seq', '');
 
+-- Operators are named with their schema, and have exactly the types of their arguments: constraints are checked by the
+-- worker, as superuser, and somebody may have operators of their own where the script looks for names.
 CREATE TABLE bismarck_dp.entry (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     protected   int NOT NULL REFERENCES bismarck_dp.protected,
@@ -116,24 +118,24 @@ CREATE TABLE bismarck_dp.entry (
     privacy_unit text,
     unit_rows   int NOT NULL,
     renyi_order float8,
-    rho         numeric CHECK (rho >= 0), -- NULL: its divergence is not known
-    slack       numeric NOT NULL CHECK (slack >= 0),
-    epsilon     numeric NOT NULL CHECK (epsilon > 0),
-    delta       numeric NOT NULL CHECK (delta >= 0),
-    outcome     text NOT NULL CHECK (outcome IN ('paid', 'refused')),
+    rho         numeric CHECK (rho OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric), -- NULL: its divergence is not known
+    slack       numeric NOT NULL CHECK (slack OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
+    epsilon     numeric NOT NULL CHECK (epsilon OPERATOR(pg_catalog.>) 0::pg_catalog.numeric),
+    delta       numeric NOT NULL CHECK (delta OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
+    outcome     text NOT NULL CHECK (outcome OPERATOR(pg_catalog.=) ANY ('{paid,refused}'::pg_catalog.text[])),
     -- Sums over what was paid on this table, this entry included, so that nobody has to add up all entries.
-    releases    bigint CHECK (releases > 0),
-    unpriced    bigint CHECK (unpriced >= 0),      -- whose divergence is not known, or is one of another order
-    sum_rho     numeric CHECK (sum_rho >= rho),
-    sum_slack   numeric CHECK (sum_slack >= slack),
-    sum_epsilon numeric CHECK (sum_epsilon >= epsilon),
-    sum_delta   numeric CHECK (sum_delta >= delta),
+    releases    bigint CHECK (releases OPERATOR(pg_catalog.>) 0),
+    unpriced    bigint CHECK (unpriced OPERATOR(pg_catalog.>=) 0),      -- whose divergence is not known, or is one of another order
+    sum_rho     numeric CHECK (sum_rho OPERATOR(pg_catalog.>=) rho),
+    sum_slack   numeric CHECK (sum_slack OPERATOR(pg_catalog.>=) slack),
+    sum_epsilon numeric CHECK (sum_epsilon OPERATOR(pg_catalog.>=) epsilon),
+    sum_delta   numeric CHECK (sum_delta OPERATOR(pg_catalog.>=) delta),
     CHECK (pg_catalog.num_nulls(releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)
-        = CASE outcome WHEN 'paid' THEN 0 ELSE 6 END)
+        OPERATOR(pg_catalog.=) CASE WHEN outcome OPERATOR(pg_catalog.=) 'paid' THEN 0 ELSE 6 END)
 );
 REVOKE ALL ON bismarck_dp.entry FROM PUBLIC;
 -- No two debits of a table build on the same sums.
-CREATE UNIQUE INDEX entry_paid ON bismarck_dp.entry (protected, releases) WHERE outcome = 'paid';
+CREATE UNIQUE INDEX entry_paid ON bismarck_dp.entry (protected, releases) WHERE outcome OPERATOR(pg_catalog.=) 'paid';
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.entry_id_seq', '');
 
@@ -222,6 +224,10 @@ CREATE CAST (bismarck_dp.wide_block AS bismarck_dp.block) WITHOUT FUNCTION AS IM
 
 CREATE FUNCTION bismarck_dp.caller() RETURNS regrole
     LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_caller';
+
+-- To the end of the transaction nobody drops the source or changes what it is.
+CREATE FUNCTION bismarck_dp.hold_source(source regclass) RETURNS void
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_hold_source';
 
 -- From here to the end of the call, the source is read with the extension's rights.
 CREATE FUNCTION bismarck_dp.admit(source regclass) RETURNS void
@@ -419,9 +425,15 @@ CREATE FUNCTION @extschema@.dp_budget(source regclass)
 $$;
 
 -- Everyone may call them, with their own rights. An administrator who revokes that from PUBLIC leaves it to these roles.
-GRANT EXECUTE ON FUNCTION @extschema@.dp_protect, @extschema@.dp_unprotect TO dp_owner;
-GRANT EXECUTE ON FUNCTION bismarck_dp.call, @extschema@.dp_budget, @extschema@.dp_train, @extschema@.dp_tune, @extschema@.dp_explain,
-    @extschema@.dp_evaluate, @extschema@.dp_forget TO dp_owner, dp_analyst;
+GRANT EXECUTE ON FUNCTION @extschema@.dp_protect(regclass, float8, float8, jsonb), @extschema@.dp_unprotect(regclass)
+    TO dp_owner;
+GRANT EXECUTE ON FUNCTION bismarck_dp.call(text, jsonb), @extschema@.dp_budget(regclass), @extschema@.dp_forget(text),
+    @extschema@.dp_train(regclass, text, text, text[], float8, float8, text, text, jsonb),
+    @extschema@.dp_explain(regclass, text, text, text[], float8, float8, text, text, jsonb),
+    @extschema@.dp_tune(
+        regclass, text, text, text[], float8, float8, text, text, jsonb, jsonb, text, regclass, float8),
+    @extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)
+    TO dp_owner, dp_analyst;
 
 CREATE FUNCTION @extschema@.dp_predict(model text, features float8[])
     RETURNS float8 LANGUAGE c STABLE STRICT PARALLEL SAFE SUPPORT bismarck_dp.predict_support

@@ -666,6 +666,20 @@ MUTATIONS = [
         "test_protect.py::test_the_owner_pays_for_private_models_and_for_no_other",
     ),
     Mutation(
+        "a constraint that anybody's operator may check",
+        "sql/bismarck_dp.sql",
+        "CHECK (epsilon OPERATOR(pg_catalog.>) 0::pg_catalog.numeric)",
+        "CHECK (epsilon > 0)",
+        "test_upgrade.py::test_nothing_of_anybody_elses_is_built_in[None]",
+    ),
+    Mutation(
+        "rows that a unit without a name takes for itself",
+        "udf/units.c",
+        "    if (4 * units->count >= 3 * units->capacity)",
+        "    if (!isnull && 4 * units->count >= 3 * units->capacity)",
+        "test_units.py::test_memory_depends_on_the_number_of_units_alone",
+    ),
+    Mutation(
         "strangers who train without privacy",
         "controller/protect.py",
         "    if not private:\n        raise",

@@ -337,6 +337,119 @@ def test_the_order_is_kept_once_something_was_spent(db: Database, rows: Any) -> 
     assert db.protect(rows.name, 3.0, 1e-6, composition="pure")["rho"] is None
 
 
+# ---- what may go wrong for those who mean well, and for others ----
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"label": "typo"}, 'column "typo" of'),
+        ({"features": "nothing"}, 'column "nothing" of'),
+        ({"features": []}, "no feature columns are named"),
+        ({"features": ["y", "id"]}, "the columns have 2 features, and the model 3"),
+    ],
+)
+def test_evaluations_that_cannot_be_made_cost_nothing(
+    db: Database, allowed: Database, rows: Any, wrong: dict[str, Any], message: str
+) -> None:
+    db.protect(rows.name, 3.0, 0.0)
+    allowed.train(rows.name, model="m", epsilon=0.5)
+    for who in (allowed, db):
+        with pytest.raises(BismarckError, match=message):
+            who.evaluate("m", rows.name, epsilon=0.5, **wrong)
+    assert db.budget(rows.name)["releases"] == 1
+
+
+def test_long_requests_are_not_kept(db: Database, allowed: Database, rows: Any) -> None:
+    db.protect(rows.name, 3.0, 0.0)
+    allowed.train(rows.name, model="m", epsilon=0.5)
+    with pytest.raises(BismarckError, match="does not exist"):
+        allowed.evaluate("m", rows.name, features=[f"column {i}" for i in range(100_000)], epsilon=5.0)
+    with pytest.raises(BismarckError, match="does not allow"):
+        allowed.train(rows.name, epsilon=5.0, classes=[i + 0.123456789012 for i in range(1000)])
+    refused = [entry for entry in db.ledger() if entry["table"] == rows.name and entry["outcome"] == "refused"]
+    assert [list(entry["spec"]) for entry in refused] == [["omitted"]]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_old_snapshots_protect_nothing(db: Database, allowed: Database, rows: Any, sql: Any, level: str) -> None:
+    """They show whose the table was, and what was spent then."""
+    sql(f"ALTER TABLE {rows.name} OWNER TO analyst")
+    with allowed.engine.connect() as connection:
+        connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}")
+        connection.exec_driver_sql(f"SELECT count(*) FROM {rows.name}")
+        connection.exec_driver_sql("COMMIT; BEGIN ISOLATION LEVEL " + level)
+        connection.exec_driver_sql("SELECT count(*) FROM pg_class")
+        sql(f"ALTER TABLE {rows.name} OWNER TO postgres")
+        for call in (f"dp_protect('{rows.name}', 900, 0.5)", f"dp_unprotect('{rows.name}')"):
+            connection.exec_driver_sql("SAVEPOINT before")
+            with pytest.raises(Exception, match="isolation level READ COMMITTED"):
+                connection.exec_driver_sql(f"SELECT {call}")
+            connection.exec_driver_sql("ROLLBACK TO before")
+        connection.exec_driver_sql("ROLLBACK")
+    with pytest.raises(BismarckError, match="not protected"):
+        db.budget(rows.name)
+
+
+def test_a_drop_with_an_old_snapshot_is_seen(db: Database, sql: Any) -> None:
+    """Protected after the snapshot was taken: its number is forgotten all the same."""
+    sql("CREATE TABLE going AS SELECT 1.0::float8 AS y, ARRAY[1.0]::float8[] AS x")
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.exec_driver_sql("SELECT count(*) FROM pg_class")
+        db.protect("going", 3.0, 0.0)
+        connection.exec_driver_sql("DROP TABLE going; COMMIT")
+    found = sql("SELECT source, active FROM bismarck_dp.protected WHERE name = 'public.going' ORDER BY id DESC LIMIT 1")
+    assert (found[0]["source"], found[0]["active"]) == (None, False)
+
+
+def test_a_table_that_is_being_dropped_is_waited_for(db: Database, sql: Any) -> None:
+    sql("CREATE TABLE leaving AS SELECT 1.0::float8 AS y, 2.0::float8 AS a")
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql("DROP TABLE leaving")
+        with db.engine.connect() as other:
+            other.exec_driver_sql("SET lock_timeout = '200ms'")
+            with pytest.raises(Exception, match="lock timeout"):
+                other.exec_driver_sql("SELECT dp_protect('leaving', 1, 0)")
+            other.rollback()
+        connection.commit()
+    with pytest.raises(BismarckError, match="does not exist"):
+        db.protect("leaving", 1.0, 0.0)
+
+
+def test_the_owner_alone_hears_of_rows_that_count_for_nothing(
+    db: Database, allowed: Database, rows: Any, sql: Any
+) -> None:
+    sql(f"UPDATE {rows.name} SET x = '{{NaN,0,0}}' WHERE id <= 7; UPDATE {rows.name} SET y = NULL WHERE id = 400")
+    db.protect(rows.name, 9.0, 1e-6)
+    train = f"SELECT dp_train('{rows.name}', '%s', 'y', '{{x}}', 0.5, 1e-8, '%s')"
+    for algorithm in ("bolton", "dpsgd", "dpcd"):
+        assert notices(db, train % (f"ours {algorithm}", algorithm)) == ["8 of 400 rows count for nothing"]
+        assert notices(allowed, train % (f"theirs {algorithm}", algorithm)) == []
+    db.unprotect(rows.name)
+    assert notices(db, train % ("free", "bolton")) == []
+
+
+def notices(who: Database, statement: str) -> list[str]:
+    """What the server says besides the answer."""
+    with who.engine.connect() as connection:
+        ours = connection.connection.driver_connection
+        ours.notices.clear()
+        ours.cursor().execute(statement)
+        said = list(ours.notices)
+        ours.commit()
+    return [line.split(":  ", 1)[1].split("\n")[0] for line in said]
+
+
+def test_another_total_adds_its_delta(db: Database, rows: Any) -> None:
+    db.protect(rows.name, 1.0, 1e-6)
+    db.protect(rows.name, 2.0, 1e-6)
+    db.train(rows.name, epsilon=0.5, delta=1e-8)
+    assert notices(db, f"SELECT dp_protect('{rows.name}', 2, 1e-6)") == []
+    (said,) = notices(db, f"SELECT dp_protect('{rows.name}', 3, 1e-7)")
+    assert "worth epsilon 3 and delta 1.1e-06 at most" in said
+
+
 # ---- the unit ----
 
 

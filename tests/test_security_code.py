@@ -286,6 +286,21 @@ def test_names_shadowed_in_public_are_not_found(secret: Secret) -> None:
     assert secret.sprung() == []
 
 
+def test_a_better_fitting_namesake_is_what_is_called(secret: Secret) -> None:
+    """Open where others may create functions in our schema: PostgreSQL calls what fits best. A schema's name helps not
+    against that, but taking the right away does.
+    """
+    secret.keeper(SPY)
+    secret.analyst(
+        "CREATE FUNCTION public.dp_budget(text) RETURNS text LANGUAGE sql AS 'SELECT spy()::text';"
+        "GRANT EXECUTE ON FUNCTION public.dp_budget(text) TO PUBLIC"
+    )
+    secret.keeper("SELECT dp_budget('secret'::text)")
+    assert secret.sprung() == ["keeper"]
+    secret.keeper("SELECT * FROM dp_budget('secret'::regclass)")
+    assert secret.sprung() == []
+
+
 def test_casts_and_domains_of_the_analysts_run_as_her(secret: Secret) -> None:
     """Arguments are converted before the door, with the rights of whoever calls."""
     secret.keeper(SPY)

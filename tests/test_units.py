@@ -544,10 +544,54 @@ def test_a_choice_that_does_not_fit_memory_is_refused(db: Database, sql: Any) ->
     with db.engine.connect() as connection:
         connection.exec_driver_sql("SET maintenance_work_mem = '1MB'")
         with pytest.raises(
-            Exception, match=r"a choice of rows for \d+ units takes 2 MB, and maintenance_work_mem is 1 MB"
+            Exception, match=r"a choice of rows for so many units takes 2 MB, and maintenance_work_mem is 1 MB"
         ):
             connection.exec_driver_sql(f"SELECT dp_train('many', 'm', 'y', '{{x}}', 1, options => '{options}')")
     sql("DROP TABLE many")
+
+
+@pytest.mark.parametrize("units", [12_287, 12_288, 12_289, 12_290])
+def test_memory_depends_on_the_number_of_units_alone(db: Database, sql: Any, units: int) -> None:
+    """Where the rows without a unit come, first, last or nowhere, must not show in a refusal."""
+    said = set()
+    for nameless in ("1", str(units), "0"):
+        sql("DROP TABLE IF EXISTS crowd")
+        sql(
+            f"CREATE TABLE crowd AS SELECT 1.0 AS y, 2.0 AS a, NULLIF(i, {nameless})::text AS p"
+            f" FROM generate_series(1, {units}) i"
+        )
+        with db.engine.connect() as connection:
+            connection.exec_driver_sql("SET maintenance_work_mem = '1MB'")
+            try:
+                found = connection.exec_driver_sql(
+                    "SELECT value FROM dp_explain('crowd', 'm', 'y', '{a}', 1.0,"
+                    " options => '{\"privacy_unit\": \"p\"}') WHERE key = 'n'"
+                ).scalar_one()
+            except Exception as refusal:
+                found = str(refusal).splitlines()[0]
+            said.add(found)
+            connection.rollback()
+    sql("DROP TABLE crowd")
+    assert len(said) == 1, said
+
+
+def test_a_unit_has_no_more_say_in_the_coding_than_its_rows_that_count(db: Database, owned: Make) -> None:
+    """A row alone makes no class, and so must a unit not, however many rows it has."""
+    plain = [(f"p{i}", float(i % 2), [i / 1000]) for i in range(1000)]
+    for more in ([("q", 2.0, [0.0])] * 600, [("q", 5.0, [0.0])] * 600):
+        source = owned([*plain, *more], "text")
+        assert db.train(source, epsilon=1.0, privacy_unit="p").classes.tolist() == [0.0, 1.0]
+
+
+def test_computed_noise_of_more_sums_is_paid_for() -> None:
+    """c slots of a unit are in c times as many noisy sums, each of which is as far from real noise as one."""
+    spec = {"algorithm": "scs13", "loss": "logistic", "epsilon": 1.0, "delta": 1e-6}
+    plans = [
+        make_plan(Spec.create(*spec.values(), {"privacy_unit": "p", "unit_rows": rows}), 10_000, 50) for rows in (1, 40)
+    ]
+    slot = make_plan(Spec.create("scs13", "logistic", *units.slot_budget(1.0, 1e-6, 40)), 10_000, 50)
+    assert plans[1].noise.excess == 40 * slot.noise.excess > 0
+    assert math.exp(-plans[1].noise.rarity) == pytest.approx(40 * math.exp(-slot.noise.rarity))
 
 
 def test_the_unit_takes_the_right_to_read_it(db: Database, analyst: Database, owned: Make, sql: Any) -> None:

@@ -178,6 +178,64 @@ def test_the_catalogs_are_those_of_a_new_database(make: Any, version: str, schem
     )
 
 
+COMPARISONS = ("=", "<>", "<", "<=", ">", ">=", "||", "->", "->>")
+
+TYPES = (
+    "numeric",
+    "int",
+    "bigint",
+    "text",
+    "float8",
+    "regclass",
+    "regrole",
+    "oid",
+    "name",
+    "jsonb",
+    "boolean",
+    "text[]",
+)
+
+STRANGERS = """
+    SELECT pg_describe_object(d.classid, d.objid, d.objsubid) || ' uses '
+        || pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid)
+    FROM pg_depend d
+    LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+    LEFT JOIN pg_proc f ON d.refclassid = 'pg_proc'::regclass AND f.oid = d.refobjid
+    WHERE coalesce(o.oprnamespace, f.pronamespace) = 'public'::regnamespace
+    AND d.classid IN ('pg_constraint'::regclass, 'pg_rewrite'::regclass, 'pg_class'::regclass, 'pg_trigger'::regclass,
+        'pg_attrdef'::regclass, 'pg_index'::regclass)
+"""
+
+
+def traps() -> list[str]:
+    """Operators between any two types of ours, and overloads of our functions, where the script looks for names."""
+    pairs = [(left, right) for left in TYPES for right in TYPES if left != right]
+    body = "RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 1'"
+    made = [f"CREATE FUNCTION public.trap({left}, {right}) {body}" for left, right in pairs]
+    made += [
+        f"CREATE OPERATOR public.{sign} (FUNCTION = public.trap, LEFTARG = {left}, RIGHTARG = {right})"
+        for left, right in pairs
+        for sign in COMPARISONS
+    ]
+    return [*made, *(f"CREATE FUNCTION public.{name}(int) {body}" for name in ("dp_budget", "dp_train", "dp_forget"))]
+
+
+@pytest.mark.parametrize("version", [None, *FROZEN])
+def test_nothing_of_anybody_elses_is_built_in(make: Any, version: str | None) -> None:
+    """Constraints are checked by the worker, as superuser: an operator of somebody's in them would be his way there."""
+    create = CREATE.format(__version__) if version is None else CREATE.format(version)
+    url = make("trapped", *traps(), create, *([] if version is None else [UPDATE]))
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET search_path = pg_catalog")
+        assert connection.exec_driver_sql(STRANGERS).scalars().all() == []
+        connection.exec_driver_sql("SET search_path = public")
+        connection.exec_driver_sql("CREATE TABLE bait (a numeric CHECK (a > 0))")
+        connection.exec_driver_sql("SET search_path = pg_catalog")
+        assert len(connection.exec_driver_sql(STRANGERS).scalars().all()) == 1, "or the search finds nothing"
+    engine.dispose()
+
+
 def test_the_comparison_itself(make: Any) -> None:
     engine = sqlalchemy.create_engine(make("new", CREATE.format(__version__)))
     changes = {

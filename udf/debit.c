@@ -254,6 +254,7 @@ dp_forget_dropped(PG_FUNCTION_ARGS)
 {
     Oid role;
     int security, options;
+    SPIPlanPtr plan;
 
     if (!CALLED_AS_EVENT_TRIGGER(fcinfo))
         elog(ERROR, "forget_dropped is an event trigger");
@@ -262,7 +263,10 @@ dp_forget_dropped(PG_FUNCTION_ARGS)
     options = NewGUCNestLevel();
     dp_set_option("search_path", "pg_catalog, pg_temp");
     SPI_connect();
-    if (SPI_execute(dropped_statement, false, 0) != SPI_OK_UPDATE)
+    /* Protected after an old snapshot was taken, it is protected all the same. */
+    plan = SPI_prepare(dropped_statement, 0, NULL);
+    if (plan == NULL ||
+        SPI_execute_snapshot(plan, NULL, NULL, GetLatestSnapshot(), InvalidSnapshot, false, true, 0) != SPI_OK_UPDATE)
         elog(ERROR, "dropped tables could not be looked up");
     SPI_finish();
     AtEOXact_GUC(false, options);

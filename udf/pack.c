@@ -156,6 +156,7 @@ typedef struct Packer {
     float *row;  /* the packed row */
     double *raw; /* the raw one */
     int64 n;
+    int64 bad; /* rows that count for nothing */
     MemoryContext per_row;
     DpVisit visit;
     void *arg;
@@ -296,7 +297,9 @@ pack_row(TupleTableSlot *slot, void *arg)
     MemoryContext old = MemoryContextSwitchTo(p->per_row);
     double y = slot->tts_isnull[0] ? NAN : dp_to_double(slot->tts_values[0], p->source->label_type);
 
-    dp_code_row(&p->coding, y, dp_read_features(p->source, slot, 1, p->x, p->d) ? p->x : NULL, p->d, p->row);
+    bool whole = dp_read_features(p->source, slot, 1, p->x, p->d);
+
+    p->bad += !dp_code_row(&p->coding, y, whole ? p->x : NULL, p->d, p->row);
     MemoryContextSwitchTo(old);
     MemoryContextReset(p->per_row);
     p->visit((char *)p->row, p->arg);
@@ -377,6 +380,9 @@ dp_pack_rows(const DpSource *source, Jsonb *params, DpVisit visit, void *arg)
         (void)dp_visit_rows(source->relation, DP_RAW_BYTES(p.d), pack_raw_row, &p);
     else
         dp_read_source(source, true, pack_row, &p);
+    if (dp_has(params, "tell_bad") && p.bad > 0)
+        ereport(NOTICE, (errmsg(INT64_FORMAT " of " INT64_FORMAT " rows count for nothing", p.bad, p.n),
+                         errdetail("A feature or the label is missing, is no finite number, or does not fit.")));
     return p.n;
 }
 

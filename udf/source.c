@@ -31,6 +31,7 @@
 #include "utils/numeric.h"
 #include "utils/snapmgr.h"
 
+PG_FUNCTION_INFO_V1(dp_hold_source);
 PG_FUNCTION_INFO_V1(dp_describe);
 
 /* ---- which columns, of which types ---- */
@@ -170,6 +171,16 @@ dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params)
     dp_resolve_features(source, params);
     source->unit = params == NULL ? NULL : dp_unit_of(relation, params);
     return source;
+}
+
+/* hold_source(source): what is there now stays. */
+Datum
+dp_hold_source(PG_FUNCTION_ARGS)
+{
+    LockRelationOid(PG_GETARG_OID(0), AccessShareLock);
+    if (get_rel_relkind(PG_GETARG_OID(0)) == '\0')
+        ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("the table does not exist")));
+    PG_RETURN_VOID();
 }
 
 static char *

@@ -46,8 +46,7 @@ typedef struct DpUnits {
     int slots;      /* the same, and not 0 */
     Unit *table;    /* places are tried one after the other */
     int64 capacity; /* a power of two, more than there are units */
-    int64 held;     /* units in the table */
-    int64 count;    /* units in all: those and the one without a name */
+    int64 count;    /* units in all, the one without a name among them */
     Unit nameless;
     int64 *chosen; /* `most` row numbers for each unit */
     int64 room;    /* units that they are for */
@@ -197,9 +196,8 @@ check_memory(const DpUnits *units, Size bytes)
 {
     if (bytes > dp_allowed_memory())
         ereport(ERROR, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-                        errmsg("a choice of rows for " INT64_FORMAT " units takes %zu MB, and maintenance_work_mem is "
-                               "%zu MB",
-                               units->count, bytes / (1024 * 1024) + 1, dp_allowed_memory() / (1024 * 1024)),
+                        errmsg("a choice of rows for so many units takes %zu MB, and maintenance_work_mem is %zu MB",
+                               bytes / (1024 * 1024) + 1, dp_allowed_memory() / (1024 * 1024)),
                         errhint("Raise maintenance_work_mem%s.", units->most > 1 ? ", or use fewer unit_rows" : "")));
 }
 
@@ -292,12 +290,12 @@ add_unit(DpUnits *units, Datum value, bool isnull)
 {
     Unit *unit;
 
-    if (!isnull && 4 * units->held >= 3 * units->capacity)
+    /* The unit without a name counts, too: how much memory is taken must not depend on when it comes. */
+    if (4 * units->count >= 3 * units->capacity)
         grow_table(units);
     if (units->most > 0 && units->count == units->room)
         grow_chosen(units);
     unit = unit_of(units, value, isnull);
-    units->held += !isnull;
     unit->place = units->count++;
     return unit;
 }
