@@ -67,7 +67,7 @@ CREATE TABLE bismarck_dp.entry (
     spec        jsonb NOT NULL,
     event       jsonb NOT NULL,
     adjacency   text NOT NULL,
-    privacy_unit text,
+    privacy_unit text,                    -- and so many rows of each unit: whom the promise is for
     unit_rows   int NOT NULL,
     renyi_order float8,
     rho         numeric CHECK (rho OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric), -- NULL: its divergence is not known
@@ -77,7 +77,8 @@ CREATE TABLE bismarck_dp.entry (
     outcome     text NOT NULL CHECK (outcome OPERATOR(pg_catalog.=) ANY ('{paid,refused}'::pg_catalog.text[])),
     -- Sums over what was paid on this table, this entry included, so that nobody has to add up all entries.
     releases    bigint CHECK (releases OPERATOR(pg_catalog.>) 0),
-    unpriced    bigint CHECK (unpriced OPERATOR(pg_catalog.>=) 0),      -- whose divergence is not known, or is one of another order
+    -- Those whose divergence is not known, or is one of another order.
+    unpriced    bigint CHECK (unpriced OPERATOR(pg_catalog.>=) 0),
     sum_rho     numeric CHECK (sum_rho OPERATOR(pg_catalog.>=) rho),
     sum_slack   numeric CHECK (sum_slack OPERATOR(pg_catalog.>=) slack),
     sum_epsilon numeric CHECK (sum_epsilon OPERATOR(pg_catalog.>=) epsilon),
