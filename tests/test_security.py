@@ -309,7 +309,7 @@ def test_what_is_not_private_is_refused_to_analysts(secret: Secret) -> None:
         (call("dp_tune", "own", "t", more="grid => '[{}]', public_source => 'secret'"), "which is protected"),
         (train(adjacency="zero-out"), "protected under adjacency replace"),
         ("SELECT * FROM dp_evaluate('own', 'secret')", "only its owner may do without epsilon"),
-        ("SELECT * FROM dp_evaluate('own', 'secret', epsilon => 1, options => '{\"seed\": 1}')", "only the owner of"),
+        ("SELECT * FROM dp_evaluate('own', 'secret', epsilon => 1, options => '{\"seed\": 1}')", "or with a seed"),
     ):  # fmt: skip
         secret.analyst.refused(statement, message)
     assert secret.releases() == 0
