@@ -18,8 +18,8 @@ with more rows takes more of it. That changes what is drawn for others, not its 
 order where a unit has fewer rows. That does not matter: training shuffles slots uniformly, so that its law depends on
 which slots there are and not on how they came; counts, noisy sums of an evaluation and of packed columns are sums of
 whole numbers, or of numbers that add up without rounding (those of dpscd_primal are rounded, but its moves are cut,
-whatever they are made of); and dividing slots into portions is uniform. (3) Given the coins, the promise for slots holds,
-and c = 1 is done: a mixture over coins of the same law on both sides keeps it, for
+whatever they are made of); and dividing slots into portions is uniform. (3) Given the coins, the promise for slots
+holds, and c = 1 is done: a mixture over coins of the same law on both sides keeps it, for
 P(S) <= e^epsilon Q(S) + delta is linear in P and Q. Where a source is read several times, each choice has coins of its
 own, and the same holds given all of them. (4) For c > 1 walk from one list to the other, one slot at a time: with e =
 epsilon / c and d = delta_row,
