@@ -55,6 +55,8 @@ class Protection:
     """whether releases have promised different things: then nothing more is released"""
     owned: bool
     """whether the caller owns the table's rows"""
+    heard: bool
+    """whether whoever logged in does, and may be told of them"""
     allowed: bool
     """whether he may train"""
     arrays: list[str]
@@ -351,7 +353,7 @@ class Guard:
         request = replace(request, spec=replace(request.spec, options=self.with_unit(request.spec.options)))
         check_unit(request.spec.options, request.spec.algorithm, SOLVERS[request.spec.algorithm].samples)
         if self.protection is None or not self.stranger:
-            request = replace(request, tells_bad=self.protection is not None)
+            request = replace(request, tells_bad=self.protection is not None and self.protection.heard)
             return request, self.engine.describe(request, labels)
         spec = request.spec
         named = self.protection.classes.get(request.label)
@@ -389,7 +391,7 @@ class Guard:
         # No row is read yet: what goes wrong here may be told to anyone.
         outcome, number = self.engine.debit(_entry(found, bill, price))
         if outcome == "paid":
-            self.engine.hushed = self.stranger
+            self.engine.hushed = not found.heard
             return replace(price, entry=number)
         if outcome == "refused":
             raise self._refusal(bill)

@@ -97,6 +97,9 @@ OWNED = (
 )
 """Whether the caller owns the rows of the table c."""
 
+HEARD = "pg_catalog.pg_has_role(SESSION_USER, c.relowner, 'MEMBER')"
+"""Whether whoever logged in does: a function with the owner's rights may have been called by somebody else."""
+
 COLUMNS = (
     "pg_catalog.to_jsonb(ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a"
     " JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid"
@@ -117,7 +120,8 @@ def protection(source: int) -> Query:
         "SELECT (pg_catalog.to_jsonb(p) OPERATOR(pg_catalog.-) '{created,renyi_order}'::pg_catalog.text[]"
         " OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('source', c.oid::pg_catalog.int8,"
         " 'name', pg_catalog.format('%I.%I', n.nspname, c.relname), 'order', p.renyi_order,"
-        f" 'spent', pg_catalog.to_jsonb(s), 'owned', {OWNED}, 'arrays', {ARRAYS}, 'allowed',"
+        f" 'spent', pg_catalog.to_jsonb(s), 'owned', {OWNED}, 'heard', {HEARD}, 'arrays', {ARRAYS},"
+        " 'allowed',"
         " EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) ANY (p.analysts)"
         " AND pg_catalog.pg_has_role(bismarck_dp.caller(), r.oid, 'MEMBER'))))::pg_catalog.text AS facts"
         " FROM bismarck_dp.protected p"
