@@ -430,6 +430,19 @@ def test_the_owner_alone_hears_of_rows_that_count_for_nothing(
     assert notices(db, train % ("free", "bolton")) == []
 
 
+def test_who_is_lent_the_owners_rights_hears_nothing(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
+    """A function of the owner's that runs with the owner's rights: its caller is somebody else."""
+    sql(f"UPDATE {rows.name} SET x = '{{NaN,0,0}}' WHERE id <= 7")
+    db.protect(rows.name, 9.0, 0.0)
+    body = f"SELECT name FROM dp_train(''{rows.name}'', $1, ''y'', ''{{x}}'', 0.5)"
+    sql(f"CREATE FUNCTION lent(text) RETURNS text LANGUAGE sql SECURITY DEFINER AS '{body}'")
+    try:
+        assert notices(db, "SELECT lent('ours')") == ["7 of 400 rows count for nothing"]
+        assert notices(allowed, "SELECT lent('theirs')") == []
+    finally:
+        sql("DROP FUNCTION lent(text)")
+
+
 def notices(who: Database, statement: str) -> list[str]:
     """What the server says besides the answer."""
     with who.engine.connect() as connection:
