@@ -680,6 +680,27 @@ MUTATIONS = [
         "test_units.py::test_memory_depends_on_the_number_of_units_alone",
     ),
     Mutation(
+        "units' computed noise charged as that of one slot",
+        "bismarck_dp/units.py",
+        "excess=noise.excess * rows,",
+        "excess=noise.excess,",
+        "test_units.py::test_computed_noise_of_more_sums_is_paid_for",
+    ),
+    Mutation(
+        "computed noise that may go wrong ten times as often",
+        "bismarck_dp/budget.py",
+        "slack = LEFT_OVER * delta * math.exp(",
+        "slack = 10 * LEFT_OVER * delta * math.exp(",
+        "test_budget.py::test_the_bound_converts_to_the_total[1.0-1e-06]",
+    ),
+    Mutation(
+        "rows counted aloud for whoever calls",
+        "controller/protect.py",
+        "tells_bad=self.protection is not None and self.protection.heard",
+        "tells_bad=self.protection is not None",
+        "test_protect.py::test_who_is_lent_the_owners_rights_hears_nothing",
+    ),
+    Mutation(
         "strangers who train without privacy",
         "controller/protect.py",
         "    if not private:\n        raise",
