@@ -32,9 +32,9 @@ C. If the first release is within A or B, C adds nothing. If it is not, nothing 
 is the only release, and which one it is does not depend on rows. QED
 
 Another total, set after something was spent, with the order kept. Every transcript has one total under which its last
-release was paid, and ends within A or B of that one, or in C. The argument above holds for the transcripts of each total,
-so that all releases together are (the largest epsilon, the sum of the deltas)-DP, if the totals were chosen without
-looking at what came out. QED
+release was paid, and ends within A or B of that one, or in C. The argument above holds for the transcripts of each
+total, so that all releases together are (the largest epsilon, the sum of the deltas)-DP, if the totals were chosen
+without looking at what came out. QED
 
 Prices of sampled or computed noise: `renyi` and `stopping`. rho is the divergence over the order, which for a Gaussian
 is the rho of zero-concentrated DP, whatever the order.
