@@ -597,7 +597,7 @@ MUTATIONS = [
     ),
     Mutation(
         "all rows of a unit",
-        "udf/source.c",
+        "udf/read.c",
         "    if (reading->source->unit == NULL)\n        read_once",
         "    if (reading->source->unit == NULL || reading->source->unit != NULL)\n        read_once",
         "test_units.py::test_a_unit_moves_the_model_by_its_sensitivity_at_most[1-replace]",

@@ -133,7 +133,7 @@ extern int64 dp_units_choose(struct DpUnits *units); /* the number of slots */
 extern bool dp_units_chosen(struct DpUnits *units, Datum value, bool isnull, int64 row);
 extern void dp_units_end(struct DpUnits *units);
 
-/* ---- the source (source.c) ---- */
+/* ---- the source (source.c, read.c) ---- */
 
 typedef struct DpSource {
     Oid relation;
@@ -157,6 +157,7 @@ extern Oid dp_column_type(Oid relation, const char *column);
 extern DpNumberType dp_number_type(Oid type);
 extern double dp_to_double(Datum value, DpNumberType type);
 extern void dp_read_source(const DpSource *source, bool label, DpReceive receive, void *arg);
+extern int64 dp_count_slots(const DpSource *source, bool label, DpReceive receive, void *arg);
 
 /* ---- features of a row: numbers, and categories as zeros and ones (features.c) ---- */
 

@@ -3,7 +3,7 @@
  *
  * We want dp_train to write packed copies and models that its caller cannot touch, and yet to read the source with no
  * rights but the caller's. So call(verb, request) remembers who calls, turns into the extension's owner with a pinned
- * search_path, and runs the controller; reading the source (source.c) turns back into the caller, search_path included.
+ * search_path, and runs the controller; reading the source (read.c) turns back into the caller, search_path included.
  * SECURITY DEFINER alone would not do: it forgets who called. The controller answers with JSON; a refusal comes back
  * under the key "error" and is raised here, without a Python traceback, which also undoes everything the call did.
  */

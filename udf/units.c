@@ -300,8 +300,7 @@ add_unit(DpUnits *units, Datum value, bool isnull)
     return unit;
 }
 
-/* The k-th row of a unit takes the place of each one chosen before with probability 1 / k. */
-/* How many rows of its unit came before. */
+/* How many rows of its unit came before. The k-th takes the place of each one chosen before with probability 1 / k. */
 int64
 dp_units_add(DpUnits *units, Datum value, bool isnull, int64 row)
 {
