@@ -20,7 +20,10 @@ TIGHT = 1e-4
 ROOM = 1e-3
 """A multiplier that could be smaller by this share is worth another try, of which there are so many."""
 
-MOST_SETTLING = 4
+MOST_SETTLING = 6
+
+INSIDE = 1 / 8
+"""The share of a bracket that a next point keeps from its ends: where reports waver, a secant would stay at one end."""
 
 MOST_TRIES = 6
 
@@ -135,8 +138,10 @@ class Search:
                 return high
             first = 0.25 if tries == 0 else 1.0
             last, point = (point, excess), point + min(max(first * (excess + ROOM / 2 * fall) / fall, -0.1), 0.5)
-            if not low < point < high:
-                point = (low + high) / 2 if math.isfinite(high - low) else low + 2 * ROOM
+            if math.isfinite(high - low):
+                point = min(max(point, low + INSIDE * (high - low)), high - INSIDE * (high - low))
+            elif not low < point < high:
+                point = low + 2 * ROOM
         step = 0.05
         while math.isinf(high):
             point, step = max(point, low) + step, 2 * step

@@ -451,11 +451,14 @@ AWKWARD = [
 def test_no_event_costs_more_than_it_was_calibrated_for(
     epsilon: float, delta: float, probability: float, count: int, adjacency: str
 ) -> None:
-    """Around the point too: what fails there depends on where the grid happens to fall."""
+    """Around the point too: what fails there depends on where the grid happens to fall. A hundredth less noise would
+    cost more than was asked for, but for the little by which reports waver.
+    """
+    calibrator = PoissonGaussians(probability, count, adjacency)
     for nearby in (epsilon, epsilon * 1.0003, epsilon * 0.9996):
-        calibrator = PoissonGaussians(probability, count, adjacency)
         multiplier = calibrator.multiplier(nearby, delta)
-        assert nearby * 0.95 <= calibrator.epsilon(multiplier, delta) <= nearby
+        assert calibrator.epsilon(multiplier, delta) <= nearby
+        assert calibrator.epsilon(multiplier * 0.99, delta) >= nearby * 0.98
 
 
 def test_calibration_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
