@@ -196,12 +196,12 @@ def kill_at_random_moments(house: House, kill: Any, times: int) -> None:
 
 
 def test_terminated_backends(house: House) -> None:
-    kill_at_random_moments(house, lambda pid: house.ask("SELECT pg_terminate_backend(%s)", pid), 10)
+    kill_at_random_moments(house, lambda pid: house.ask("SELECT pg_terminate_backend(%s)", pid), 20)
 
 
 def test_killed_backends(durable: House) -> None:
     """Each takes the whole server with it, which recovers."""
-    kill_at_random_moments(durable, lambda pid: crash(durable, pid), 10)
+    kill_at_random_moments(durable, lambda pid: crash(durable, pid), 20)
 
 
 def test_a_crash_of_the_server(durable: House) -> None:
