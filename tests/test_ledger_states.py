@@ -4,12 +4,12 @@ again, entry by entry, and nobody has spent what was not there.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,7 +17,19 @@ from typing import Any
 
 import psycopg2
 import pytest
-from ledgers import LONG, Bounds, House, answer, check_nothing_is_left, crash, fits, make_house, own_server
+from ledgers import (
+    LONG,
+    Bounds,
+    House,
+    answer,
+    check_nothing_is_left,
+    crash,
+    fits,
+    make_house,
+    own_server,
+    wait_until_up,
+)
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from bismarck_dp.controller.database import Database, connect
 
@@ -29,13 +41,25 @@ CRASHES = 4
 TABLES = 4
 THREADS = 2
 
+REFUSED = {
+    "53400": "the budget is spent",
+    "42501": "the table is not protected",
+    "55000": "its protection is not committed",
+    "42704": "the model is forgotten",
+}
+"""What an operation may be answered, by SQLSTATE."""
+
+LOST = {None, "57P01", "57P02", "57P03"}
+"""The session is gone, or was ended, or the server does not take one just now. Whatever else is answered is a fault."""
+
 
 @dataclass
 class Known:
     """A table, and the bounds that hold from an entry on."""
 
     house: House
-    bounds: list[tuple[int, Bounds]] = field(default_factory=list)
+    bounds: list[tuple[int, Bounds | None]] = field(default_factory=list)
+    """None: it was not protected"""
     doubtful: set[int] = field(default_factory=set)
     """places of bounds whose COMMIT was not heard of: they may hold, or those before"""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,14 +67,21 @@ class Known:
 
 
 class Driver:
-    """One connection that does this and that. What is refused is refused; the ledger is looked at later."""
+    """One connection per user that does this and that. The ledger is looked at later."""
 
     def __init__(self, tables: list[Known], seed: int) -> None:
         self.coins = random.Random(seed)
         self.tables = tables
         self.connections: dict[str, Any] = {}
         self.number = seed * 1_000_000
-        self.done: dict[str, int] = {}
+        self.done: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        """of debits that are asked for past the controller, which are refused without an error"""
+        self.released: list[str] = []
+        """models that were answered, whatever became of the transaction"""
+        self.faults: list[BaseException] = []
 
     def connection(self, user: str) -> Any:
         if user not in self.connections or self.connections[user].closed:
@@ -63,13 +94,38 @@ class Driver:
 
     def run(self, operations: int) -> None:
         names = list(WEIGHTS)
-        for name in self.coins.choices(names, [WEIGHTS[name] for name in names], k=operations):
-            with contextlib.suppress(psycopg2.Error):
-                getattr(self, name)(self.coins.choice(self.tables))
-            self.done[name] = self.done.get(name, 0) + 1
-            with contextlib.suppress(psycopg2.Error):
-                for connection in self.connections.values():
-                    connection.rollback()
+        try:
+            for name in self.coins.choices(names, [WEIGHTS[name] for name in names], k=operations):
+                self.operate(name)
+        except BaseException as fault:  # of a thread, which nobody else would hear of
+            self.faults.append(fault)
+
+    def operate(self, name: str) -> None:
+        """An operation is done, or refused for a reason that it may be refused for, or lost with its session."""
+        try:
+            getattr(self, name)(self.coins.choice(self.tables))
+            self.done[name] += 1
+        except psycopg2.Error as error:
+            if error.pgcode in REFUSED:
+                self.refused[name] += 1
+            elif error.pgcode in LOST:
+                self.lost[name] += 1
+                wait_until_up(self.tables[0].house)
+            else:
+                raise
+        for user in list(self.connections):
+            self.end_transaction(user)
+
+    def end_transaction(self, user: str) -> None:
+        """By a statement: psycopg2 does not roll back what it has not begun."""
+        connection = self.connections[user]
+        try:
+            if not connection.closed and connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
+                answer(connection, "ROLLBACK")
+        except psycopg2.Error as error:
+            if error.pgcode not in LOST:
+                raise
+            connection.close()
 
     def ask(self, user: str, *statements: str) -> None:
         for statement in statements:
@@ -92,7 +148,8 @@ class Driver:
             "delta": self.coins.choice(["0", "0", "1e-8", "3e-7"]),
         }
         request = known.house.request(**amounts, model=self.name())
-        answer(self.connection("postgres"), "SELECT * FROM bismarck_dp.debit(%s)", request)
+        outcome = answer(self.connection("postgres"), "SELECT outcome FROM bismarck_dp.debit(%s)", request)[0][0]
+        self.outcomes[outcome] += 1
 
     def debit_and_roll_back(self, known: Known) -> None:
         self.ask("postgres", "BEGIN")
@@ -112,12 +169,16 @@ class Driver:
 
     def protect_again(self, known: Known, epsilon: float, delta: float, composition: str) -> None:
         options = json.dumps({"composition": composition, "classes": {"y": [-1, 1]}})
+        self.rule(known, "SELECT dp_protect(%s, %s, %s, %s)", epsilon, delta, options)
+
+    def rule(self, known: Known, statement: str, *values: Any) -> None:
+        """Other bounds, for all entries but those that are there."""
         connection = self.connection("postgres")
         answer(connection, "BEGIN")
-        answer(connection, "SELECT dp_protect(%s, %s, %s, %s)", known.house.table, epsilon, delta, options)
+        answer(connection, statement, known.house.table, *values)
         # While this is open nothing is debited, so that the last entry is the last under the bounds before.
         last = answer(connection, "SELECT coalesce(max(id), 0) FROM bismarck_dp.entry")[0][0]
-        found = Bounds.of(known.house, connection)
+        found = Bounds.of(known.house, connection) if "dp_protect" in statement else None
         known.bounds.append((last, found))
         known.doubtful.add(place := len(known.bounds) - 1)
         answer(connection, "COMMIT")
@@ -125,51 +186,66 @@ class Driver:
 
     def protect_and_roll_back(self, known: Known) -> None:
         self.ask("postgres", "BEGIN", f"SELECT dp_protect('{known.house.table}', 900, 1e-5)")
-        with contextlib.suppress(psycopg2.Error):
-            self.debit(known)
+        self.debit(known)
         self.ask("postgres", "ROLLBACK")
 
     def unprotect(self, known: Known) -> None:
+        """Until it is protected again, nothing is debited."""
         with known.lock:
-            self.ask("postgres", f"SELECT dp_unprotect('{known.house.table}')")
-            self.protect_again(known, *self.coins.choice(TOTALS))
+            self.rule(known, "SELECT dp_unprotect(%s)")
 
     def train(self, known: Known) -> None:
-        self.ask("ann", f"SELECT {known.house.train_sql(self.name(), float(self.epsilon()))}")
+        name = self.name()
+        self.ask("ann", f"SELECT {known.house.train_sql(name, float(self.epsilon()))}")
+        self.released.append(name)
 
     def train_and_roll_back(self, known: Known) -> None:
-        training = known.house.train_sql(self.name(), float(self.epsilon()))
-        self.ask("ann", "BEGIN", f"SELECT {training}", "ROLLBACK")
+        self.ask("ann", "BEGIN")
+        self.train(known)
+        self.ask("ann", "ROLLBACK")
 
     def forget(self, known: Known) -> None:
-        self.ask("ann", "SELECT dp_forget(min(name)) FROM bismarck_dp.models")
+        self.ask("ann", "SELECT dp_forget(min(name)) FROM bismarck_dp.models HAVING count(*) > 0")
+
+    def stop(self, known: Known) -> None:
+        """At a random moment of a training without end."""
+        mine = known.house.connect()
+        killer = threading.Timer(self.coins.uniform(0, 0.3), self.terminate, [known.house, mine.info.backend_pid])
+        killer.start()
+        try:
+            answer(mine, f"SELECT {known.house.train_sql(self.name(), 0.01, LONG)}")
+        finally:
+            killer.join()
+            mine.close()
 
     def kill(self, known: Known) -> None:
-        """At a random moment of a training without end, or of another's."""
-        mine = known.house.connect()
-        killer = threading.Timer(self.coins.uniform(0, 0.5), self.terminate, [known.house, mine.info.backend_pid])
-        killer.start()
-        with contextlib.suppress(psycopg2.Error):
-            answer(mine, f"SELECT {known.house.train_sql(self.name(), 0.01, LONG)}")
-        killer.join()
-        mine.close()
+        """Whoever is at work just now, be it the worker that makes a debit."""
+        found = known.house.ask(AT_WORK)
+        if found:
+            self.terminate(known.house, self.coins.choice(found)[0])
 
     def terminate(self, house: House, pid: int) -> None:
         house.ask("SELECT pg_terminate_backend(%s)", pid)
 
+
+AT_WORK = """
+    SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+    AND (backend_type LIKE 'bismarck%%' OR backend_type = 'client backend' AND state = 'active')
+"""
 
 WEIGHTS = {
     "debit": 36,
     "debit_and_roll_back": 8,
     "budget": 20,
     "entries": 22,
-    "protect": 3,
+    "protect": 4,
     "protect_and_roll_back": 2,
     "unprotect": 1,
     "train": 4,
     "train_and_roll_back": 2,
     "forget": 2,
-    "kill": 0.15,
+    "stop": 0.15,
+    "kill": 0.5,
 }
 
 TOTALS = [(1.0, 0.0, "zcdp"), (5.0, 1e-6, "zcdp"), (20.0, 1e-5, "zcdp"), (8.0, 1e-6, "pure"), (0.5, 1e-8, "zcdp")]
@@ -200,18 +276,35 @@ def test_nobody_spends_what_is_not_there(server: Database) -> None:
         for thread in threads:
             thread.join(300)
             assert not thread.is_alive()
+        assert [fault for one in drivers for fault in one.faults] == []
         for known in tables:
             found = set(check_sums(known))
             assert {entry for entry in seen if entry[1] == known.house.table} <= found, "entries are there for good"
             seen |= found
-        check_models(tables[0].house)
+        check_models(tables[0].house, [name for one in drivers for name in one.released])
         check_nothing_is_left(tables[0].house)
-    done = {name: sum(one.done.get(name, 0) for one in drivers) for name in WEIGHTS}
-    print(done, f"{len(seen)} entries paid")
-    assert sum(done.values()) == OPERATIONS // BATCHES // THREADS * THREADS * BATCHES
-    assert all(done[name] > 0 for name in WEIGHTS)
+    check_much_was_done(drivers, seen)
     for one in drivers:
         one.close()
+
+
+def check_much_was_done(drivers: list[Driver], seen: set[tuple[Any, ...]]) -> None:
+    """Or nothing was shown: most operations are answered, and of each kind some are."""
+    done, refused, lost, outcomes = (
+        sum((getattr(one, name) for one in drivers), Counter()) for name in ("done", "refused", "lost", "outcomes")
+    )
+    for name, counts in (("done", done), ("refused", refused), ("lost", lost), ("debits", outcomes)):
+        print(f"{name}: {dict(counts)}")
+    print(f"{len(seen)} entries paid")
+    assert done.total() + refused.total() + lost.total() == OPERATIONS // BATCHES // THREADS * THREADS * BATCHES
+    assert lost.total() < OPERATIONS / 20
+    assert done.total() > OPERATIONS / 2
+    # What is stopped is never done.
+    assert all(done[name] > 0 for name in WEIGHTS if name != "stop")
+    assert lost["stop"] + refused["stop"] > 0
+    assert all(outcomes[outcome] > 0 for outcome in ("paid", "refused", "unprotected"))
+    assert done["train"] >= 20
+    assert len(seen) >= outcomes["paid"]
 
 
 def crash_backend(house: House, driver: Driver) -> None:
@@ -244,7 +337,7 @@ def check_sums(known: Known) -> list[tuple[Any, ...]]:
     amounts = [entry[1:5] for entry in entries]
     for place, entry in enumerate(entries):
         before = [(one[1] if one[5] == entry[5] else None, *one[2:5]) for one in entries[: place + 1]]
-        assert any(fits(bounds, before) for bounds in bounds_at(known, entry[0])), (
+        assert any(bounds is not None and fits(bounds, before) for bounds in bounds_at(known, entry[0])), (
             f"entry {entry[0]} of {known.house.table} was paid, and was not there"
         )
     said = known.house.ask(
@@ -257,7 +350,7 @@ def check_sums(known: Known) -> list[tuple[Any, ...]]:
     return [(entry[0], known.house.table, *entry[1:]) for entry in entries]
 
 
-def bounds_at(known: Known, entry: int) -> list[Bounds]:
+def bounds_at(known: Known, entry: int) -> list[Bounds | None]:
     """Those that held when an entry was made: one, but for a crash."""
     found = []
     for place in reversed([place for place, (last, _) in enumerate(known.bounds) if last < entry]):
@@ -267,8 +360,8 @@ def bounds_at(known: Known, entry: int) -> list[Bounds]:
     return found
 
 
-def check_models(house: House) -> None:
-    """Models of protected tables were paid, once each."""
+def check_models(house: House, released: list[str]) -> None:
+    """Models of protected tables were paid, once each; so was what was rolled back or forgotten since."""
     unpaid = house.ask(
         "SELECT m.name FROM bismarck_dp.model AS m LEFT JOIN bismarck_dp.entry AS e ON e.id = m.ledger_id"
         " AND e.outcome = 'paid' AND e.model = m.name AND e.verb = 'train' AND e.epsilon = m.epsilon::numeric"
@@ -276,3 +369,5 @@ def check_models(house: House) -> None:
     )
     assert unpaid == []
     assert house.ask("SELECT ledger_id FROM bismarck_dp.model GROUP BY 1 HAVING count(*) > 1") == []
+    paid = {name for (name,) in house.ask("SELECT model FROM bismarck_dp.entry WHERE outcome = 'paid'")}
+    assert set(released) <= paid
