@@ -97,6 +97,11 @@ class Total:
         slack = LEFT_OVER * delta * math.exp(-epsilon - math.log1p(math.exp(-epsilon)))
         return cls(epsilon, delta, composition, order, bound / order * DOWN, slack * DOWN, summed)
 
+    def sums_left(self, spent: Spent) -> tuple[float, float]:
+        """Epsilon and delta that simple sums would still pay; all of delta for the first release."""
+        delta = self.summed_delta if spent.releases else self.delta
+        return float(exact(self.epsilon) - spent.epsilon), float(exact(delta) - spent.delta)
+
 
 def _check(epsilon: float, delta: float, composition: str) -> None:
     if not 0 < epsilon <= MOST_EPSILON:
@@ -231,27 +236,35 @@ class Spent:
     def within(self, total: Total) -> bool:
         """Whether the last of these releases is paid: A, B or C."""
         return (
-            self._diverges_within(total)
-            or self._sums_within(total, total.summed_delta)
+            self.diverges_within(total)
+            or self.sums_within(total)
             or (self.releases == 1 and self._sums_within(total, total.delta))
         )
 
-    def _diverges_within(self, total: Total) -> bool:
+    def diverges_within(self, total: Total) -> bool:
+        """A."""
         if total.rho is None or total.slack is None or self.unpriced > 0:
             return False
         return self.rho <= exact(total.rho) and self.slack <= exact(total.slack)
+
+    def sums_within(self, total: Total) -> bool:
+        """B."""
+        return self._sums_within(total, total.summed_delta)
 
     def _sums_within(self, total: Total, delta: float) -> bool:
         return self.epsilon <= exact(total.epsilon) and self.delta <= exact(delta)
 
     def cost(self, total: Total) -> tuple[float, float]:
-        """Epsilon and delta of all of it, as sums or as divergences say, whichever epsilon is the smaller. Divergences
-        take all of the total's delta, or more if the total was lowered since.
+        """Epsilon and delta of all of it, as sums or as divergences say, whichever epsilon is the smaller; what nothing
+        more can be paid by has no say. Divergences take all of the total's delta, or more if the total was lowered
+        since.
         """
         if self.releases == 0:
             return 0.0, 0.0
         sums = float(self.epsilon), float(self.delta)
         if total.order is None or total.composition == "pure" or total.delta == 0 or self.unpriced:
+            return sums
+        if self.sums_within(total) and not self.diverges_within(total):
             return sums
         left = total.order * float(self.rho) - order_bound(total.order, 0.0, total.delta)
         wrong = float(self.slack) * (1 + math.exp(min(max(0.0, left), 700.0)))
@@ -275,7 +288,7 @@ TRIES, CLOSE = 8, 1.005
 def largest_epsilon(total: Total, spent: Spent, asked: float, price_at: Callable[[float], Price]) -> float | None:
     """An epsilon below the one that was asked for, in three digits, whose release would be paid: nearly the largest.
     Plans take time, so the search begins where divergences, which grow with its square, or sums leave off. None if
-    there is none above a thousandth of it.
+    there is none above a ten thousandth of it, or of the total.
     """
 
     def fits(epsilon: float) -> bool:
@@ -284,19 +297,20 @@ def largest_epsilon(total: Total, spent: Spent, asked: float, price_at: Callable
         except BismarckError:  # no plan at all
             return False
 
-    low, high = asked / 1000, asked
+    lowest = min(asked, total.epsilon) / 10_000
+    low, high = lowest, asked
     left = float(exact(total.epsilon) - spent.epsilon)
     guesses = [left, *(by * _guess(total, spent, asked, price_at) for by in (1 / CLOSE, CLOSE))]
-    for guess in [_three_digits(guess) for guess in guesses if low < guess < asked]:
+    for guess in [three_digits(guess) for guess in guesses if low < guess < asked]:
         if low < guess < high:
             low, high = (guess, high) if fits(guess) else (low, guess)
     for _ in range(TRIES):
         if high <= low * CLOSE:
             break
-        middle = _three_digits(math.sqrt(low * high))
+        middle = three_digits(math.sqrt(low * high))
         low, high = (middle, high) if fits(middle) else (low, middle)
-    low = _three_digits(low)
-    return low if low > asked / 1000 or fits(low) else None
+    low = three_digits(low)
+    return low if low > lowest or fits(low) else None
 
 
 def _guess(total: Total, spent: Spent, asked: float, price_at: Callable[[float], Price]) -> float:
@@ -306,7 +320,7 @@ def _guess(total: Total, spent: Spent, asked: float, price_at: Callable[[float],
     return asked * math.sqrt(max(0.0, total.rho - float(spent.rho)) / price.rho)
 
 
-def _three_digits(number: float) -> float:
+def three_digits(number: float) -> float:
     """Rounded down."""
     digits = 2 - math.floor(math.log10(number))
     return float(exact(number).quantize(Decimal(1).scaleb(-digits), ROUND_DOWN))

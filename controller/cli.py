@@ -352,7 +352,7 @@ def _print_model(model: Model, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(model))
         return
-    privacy = ("epsilon", "delta", "mechanism", "sensitivity", "noise_scale")
+    privacy = ("epsilon", "delta", "privacy_unit", "mechanism", "sensitivity", "noise_scale")
     facts = _pick(model, "algorithm", "loss", *privacy, "passes", "seconds", "note")
     facts |= {} if model.support is None else {"support": _support(model)}
     facts |= {} if model.gap is None else {"gap": model.gap}
@@ -556,8 +556,11 @@ def protect(
     plain = ("composition", "adjacency", "privacy_unit", "unit_rows", "lengths", "classes")
     words = {name: given[name] for name in plain if given[name] is not None}
     lists = {name: _names(given[name]) for name in ("analysts", "columns") if given[name]}
-    with _open(url, data) as database:
+    with _open(url, data) as database, warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
         said = database.protect(table, epsilon, delta, **words, **lists)
+    for note in notes:
+        click.echo(f"warning: {note.message}", err=True)
     if as_json:
         print_json(said)
         return

@@ -215,6 +215,8 @@ class Database:
         """Sets the budget of a table's whole life, by its owner; returns what holds from here on."""
         fields = {"epsilon": _as_text(epsilon), "delta": _as_text(delta), "options": plain(options)}
         answer = self._of_table("protect", table, **fields)
+        for note in answer["notes"]:
+            warnings.warn(note, stacklevel=2)
         return {row["key"]: answer["said"][row["key"]] for row in answer["protected"]}
 
     def unprotect(self, table: str) -> None:
@@ -327,6 +329,8 @@ def _columns(features: str | Sequence[str]) -> list[str]:
 
 
 def _oid(connection: Connection, table: str) -> int:
+    if not isinstance(table, str):
+        raise BismarckError("the table's name is no text", 'write it as SQL would, for example "public.patients"')
     name = ".".join(quote_ident(part) for part in parse_name(table) if part is not None)
     row = connection.exec_driver_sql("SELECT pg_catalog.to_regclass(%(name)s)::oid", {"name": name}).one()
     if row[0] is None:

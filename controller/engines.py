@@ -121,7 +121,13 @@ class Engine(ABC):
         if facts["rows"] == 0:
             raise _no_rows()
         classes = _given(spec)
-        if facts["is_boolean"] and spec.options["classes"] is None and classes:
+        if LOSSES[spec.loss].classification and spec.options["classes"] is None:
+            if not facts["is_boolean"]:
+                raise BismarckError(
+                    f'which values label column "{request.label}" has is not known',
+                    'name them with the option classes, for example {"classes": [0, 1]}; the table\'s owner names them '
+                    'for everyone with dp_protect, for example {"classes": {"y": [0, 1]}}',
+                )
             classes = [0.0, 1.0]
         return Shape(facts["rows"], int(facts["longest"]) if length is None else length, classes, False)
 
@@ -415,22 +421,32 @@ MOST_BAD_LABELS = 10
 """One label in this many may be outside the coding before the column has no coding at all."""
 
 
-def _classes(facts: dict[str, Any], request: Request, refuses: bool) -> list[float]:
+def labels_of(facts: dict[str, Any]) -> int:
+    return sum(int(facts[key]) for key in ("minus_one", "zero", "one", "others"))
+
+
+def coding(facts: dict[str, Any]) -> list[float] | None:
     """How predictions are written: 0 to k - 1 where labels go beyond 1, otherwise -1/1 or 0/1, whichever fits more
-    labels. Of two classes training does not depend on it: there, 1 is the positive class, and 0 and -1 both mean the
-    negative one.
+    labels; None where none does. Of two classes training does not depend on it: there, 1 is the positive class, and 0
+    and -1 both mean the negative one.
     """
-    labels = sum(facts[key] for key in ("minus_one", "zero", "one", "others"))
+    labels = labels_of(facts)
     if facts["classes"] > 2 and (labels - facts["whole"]) * MOST_BAD_LABELS <= labels:
         return [float(label) for label in range(facts["classes"])]
-    wrong = {
-        (-1.0, 1.0): facts["zero"] + facts["others"],
-        (0.0, 1.0): facts["minus_one"] + facts["others"],
-    }
-    best = (0.0, 1.0) if facts["is_boolean"] else min(wrong, key=lambda pair: wrong[pair])
-    if refuses and wrong[best] * MOST_BAD_LABELS > labels:
+    best = _two_classes(facts)
+    wrong = facts["others"] + facts["minus_one" if best[0] == 0 else "zero"]
+    return best if wrong * MOST_BAD_LABELS <= labels else None
+
+
+def _two_classes(facts: dict[str, Any]) -> list[float]:
+    return [0.0, 1.0] if facts["is_boolean"] or facts["zero"] > facts["minus_one"] else [-1.0, 1.0]
+
+
+def _classes(facts: dict[str, Any], request: Request, refuses: bool) -> list[float]:
+    found = coding(facts)
+    if found is None and refuses:
         raise BismarckError(
             f'label column "{request.label}" has other values than -1/1, 0/1, true/false or whole numbers from 0 on',
             'name its values with the option classes, for example {"classes": [1, 2]}, or use loss "squared"',
         )
-    return list(best)
+    return found or _two_classes(facts)

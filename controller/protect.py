@@ -8,13 +8,14 @@ coding, which are public; d and the coding are what the owner has said, not what
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from bismarck_dp.accounting import ADJACENCIES
-from bismarck_dp.budget import COMPOSITIONS, Price, Spent, Total, largest_epsilon
+from bismarck_dp.budget import COMPOSITIONS, Price, Spent, Total, largest_epsilon, three_digits
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.solvers import MOST_FEATURES, SOLVERS
@@ -23,9 +24,19 @@ from bismarck_dp.spec import OPTIONS as SPEC_OPTIONS
 from bismarck_dp.units import check_unit, described
 
 from . import queries
-from .engines import Engine, Request, Shape
+from .engines import Engine, Request, Shape, coding, labels_of
 
-OPTIONS = ("composition", "adjacency", "privacy_unit", "unit_rows", "analysts", "columns", "lengths", "classes")
+DEFAULTS: dict[str, Any] = {
+    "composition": "zcdp",
+    "adjacency": "replace",
+    "privacy_unit": None,
+    "unit_rows": 1,
+    "analysts": ["dp_analyst"],
+    "columns": None,
+    "lengths": {},
+    "classes": None,
+}
+"""What dp_protect takes, and what a table has that was never protected; null means it, too."""
 
 UNIT = ("privacy_unit", "unit_rows")
 
@@ -41,6 +52,9 @@ class Protection:
     id: int
     source: int
     name: str
+    owner: str
+    """who owned it when it was protected"""
+    owner_now: str
     active: bool
     total: Total
     adjacency: str
@@ -61,6 +75,13 @@ class Protection:
     """whether he may train"""
     arrays: list[str]
     """columns that are arrays now"""
+    unit_there: bool
+    """whether the unit's column still has its name"""
+
+    @property
+    def told(self) -> bool:
+        """Whether the caller may hear what rows do: their owner, and nobody who acts for him."""
+        return self.owned and self.heard
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -94,25 +115,33 @@ def find(engine: Engine, source: int) -> Protection | None:
 # ---- what an owner does ----
 
 
-def protect(engine: Engine, source: int, epsilon: float, delta: float, options: Any) -> dict[str, Any]:
-    """Sets the budget of a table's whole life. What was spent stays spent, whatever is set anew."""
+def protect(
+    engine: Engine, source: int, epsilon: float, delta: float, options: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Sets the budget of a table's whole life; what was said of it before and is not said anew stays, and what was
+    spent stays spent. Returns what holds from here on, and what the owner should know.
+    """
     _check_isolation(engine, "dp_protect")
+    _own_table(engine, source)  # before anything of somebody else's is locked
     engine.send(queries.hold_source(source))
     facts = _own_table(engine, source)
-    options = _parse(engine, options, facts)
     engine.send(queries.hold_protection(source))
     old = find(engine, source)
-    used = old is not None and old.spent.releases > 0
-    if used and old is not None:
-        _check_claim(old, options)
+    options = _parse(engine, options, facts, old)
+    used = old if old is not None and old.spent.releases > 0 else None
+    if used is not None:
+        _check_claim(used, options)
     # Divergences add up at one order: that of the first release.
-    order = old.total.order if used and old is not None else None
-    total = Total.create(epsilon, delta, options["composition"], order)
-    lengths = {**_measured_lengths(engine, source, facts, options), **options.pop("lengths")}
+    total = Total.create(epsilon, delta, options["composition"], used.total.order if used is not None else None)
+    measured, notes = _measured_lengths(engine, source, facts, options)
+    lengths = {**measured, **options.pop("lengths")}
+    if options["classes"] is None:
+        options["classes"] = _found_classes(engine, source, facts, options)
     row = {
         **options,
         "source": source,
         "name": facts["name"],
+        "owner": facts["owner"],
         "epsilon": total.epsilon,
         "delta": total.delta,
         "renyi_order": total.order,
@@ -121,21 +150,25 @@ def protect(engine: Engine, source: int, epsilon: float, delta: float, options: 
         "summed_delta": total.summed_delta,
         "lengths": lengths,
     }
+    notes += [] if used is None else _changed(engine, used, total)
     engine.send(queries.protect(row))
-    if used and old is not None and old.total != total:
-        engine.warn(_changed(old, total))
     if facts["before"]:
-        engine.warn("a table of this name was protected before, and dropped: what was spent on it is in the ledger")
-    return {**_said(row), "releases": 0 if old is None else old.spent.releases}
+        notes.append("a table of this name was protected before, and is gone: what was spent on it is in the ledger")
+    return {**_said(row), "releases": 0 if old is None else old.spent.releases}, notes
 
 
-def _changed(old: Protection, total: Total) -> str:
-    """What holds for releases under two totals: each is one filter's, and a transcript ends in one of them."""
-    return (
-        f"the budget was another one, of epsilon {old.total.epsilon:g} and delta {old.total.delta:g}: releases under "
-        f"both are together worth epsilon {max(old.total.epsilon, total.epsilon):g} and delta "
-        f"{old.total.delta + total.delta:g} at most, if it was changed without looking at what came out"
-    )
+def _changed(engine: Engine, old: Protection, total: Total) -> list[str]:
+    """What holds for releases under several totals: each is one filter's, and a transcript ends in one of them."""
+    paid = {(row["epsilon"], row["delta"], row["composition"]) for row in engine.send(queries.totals(old.id))}
+    every = paid | {(total.epsilon, total.delta, total.composition)}
+    if len(every) == 1:
+        return []
+    epsilon, delta = max(one[0] for one in every), math.fsum(one[1] for one in every)
+    return [
+        f"something was spent under {'another budget' if len(every) == 2 else f'{len(every) - 1} other budgets'}: all "
+        f"releases together are worth epsilon {epsilon:g} and delta {delta:g} at most, if budgets were changed without "
+        "looking at what came out"
+    ]
 
 
 def _check_isolation(engine: Engine, name: str) -> None:
@@ -159,6 +192,16 @@ def _check_claim(old: Protection, options: Mapping[str, Any]) -> None:
             f"{old.name} has releases whose privacy unit is {described(old.unit)}",
             f"leave {json.dumps(old.unit)}",
         )
+    _check_unit_column(old)
+
+
+def _check_unit_column(found: Protection) -> None:
+    if not found.unit_there:
+        raise BismarckError(
+            f'{found.name} has no column "{found.privacy_unit}", which is its privacy unit',
+            "if it was renamed, give it back its name: releases for different units do not add up",
+            "55000",
+        )
 
 
 def _said(row: dict[str, Any]) -> dict[str, Any]:
@@ -167,9 +210,10 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **{("table" if name == "name" else name): row[name] for name in names},
         "privacy_unit": described(row),
-        "analysts": ", ".join(row["analysts"]),
-        "columns": "all" if row["columns"] is None else ", ".join(row["columns"]),
+        "analysts": row["analysts"],
+        "columns": "all" if row["columns"] is None else row["columns"],
         "lengths": row["lengths"],
+        "classes": row["classes"],
         "renyi_order": row["renyi_order"],
         "rho": row["rho"],
     }
@@ -221,43 +265,51 @@ def _own_table(engine: Engine, source: int) -> dict[str, Any]:
         (facts["system"], "belongs to the system or to an extension"),
         (facts["kind"] != "r", "is no plain table"),
         (not facts["heap"], "is not stored as a heap"),
+        (facts["typed"], "is made of a type, and may go with it"),
         (facts["temporary"], "is temporary"),
         (facts["related"], "is a partition, or has or is an inheritance child"),
     ):
         if refused:
             raise BismarckError(
-                f"{facts['name']} {what}", "only a plain, permanent table of rows can be protected", "42809"
+                f"{facts['name']} {what}", "only a plain table of rows, not temporary, can be protected", "42809"
             )
     return facts
 
 
-def _parse(engine: Engine, options: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """Options of dp_protect, checked, with their defaults."""
+def _parse(engine: Engine, options: Any, facts: dict[str, Any], old: Protection | None) -> dict[str, Any]:
+    """Options of dp_protect, checked, with what was said before and with defaults."""
     if options is None or not isinstance(options, Mapping):
         raise BismarckError("options is no object", 'it must be one, for example {"composition": "pure"}')
     for name in options:
-        if name not in OPTIONS:
-            raise unknown("option", name, OPTIONS)
-    found = {
-        "composition": "zcdp",
-        "adjacency": "replace",
-        "privacy_unit": None,
-        "unit_rows": 1,
-        "columns": None,
-        "lengths": {},
-        "classes": {},
-        **options,
-    }
+        if name not in DEFAULTS:
+            raise unknown("option", name, DEFAULTS)
+    given = {name: DEFAULTS[name] if value is None else value for name, value in options.items()}
+    if old is not None and "privacy_unit" not in given:
+        _check_unit_column(old)
+    found = {**DEFAULTS, **({} if old is None else _said_before(old, facts)), **given}
     for name, words in (("composition", COMPOSITIONS), ("adjacency", ADJACENCIES)):
         if found[name] not in words:
             raise unknown(name, found[name], words)
-    found["analysts"] = _roles(engine, found.get("analysts", ["dp_analyst"]))
+    found["analysts"] = _roles(engine, found["analysts"])
     if found["columns"] is not None:
-        _check_columns("columns", _names("columns", found["columns"]), facts)
+        _check_columns("columns", _names("columns", found["columns"]), facts["columns"])
     _check_unit(engine, found, facts)
     _check_lengths(found["lengths"], facts)
-    _check_classes(found["classes"], facts)
+    if found["classes"] is not None:
+        found["classes"] = _parse_classes(found["classes"], facts)
     return found
+
+
+def _said_before(old: Protection, facts: dict[str, Any]) -> dict[str, Any]:
+    """So that raising a budget opens nothing. Lengths are measured anew; of columns that went nothing is known."""
+    return {
+        "composition": old.total.composition,
+        "adjacency": old.adjacency,
+        **old.unit,
+        "analysts": old.analysts,
+        "columns": old.columns,
+        "classes": {column: values for column, values in old.classes.items() if column in facts["columns"]},
+    }
 
 
 def _names(option: str, value: Any) -> list[str]:
@@ -275,10 +327,10 @@ def _roles(engine: Engine, value: Any) -> list[str]:
     return names
 
 
-def _check_columns(option: str, names: Any, facts: dict[str, Any]) -> None:
+def _check_columns(option: str, names: Any, there: list[str]) -> None:
     for name in names:
-        if name not in facts["columns"]:
-            raise unknown(f"column in {option}", name, facts["columns"])
+        if name not in there:
+            raise unknown(f"column in {option}", name, there)
 
 
 def _check_unit(engine: Engine, options: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -289,7 +341,7 @@ def _check_unit(engine: Engine, options: dict[str, Any], facts: dict[str, Any]) 
     check_unit(options)
     if (column := options["privacy_unit"]) is None:
         return
-    _check_columns("privacy_unit", [column], facts)
+    _check_columns("privacy_unit", [column], facts["columns"])
     if facts["numbers"]:
         params = {"unit": {"column": column, "rows": options["unit_rows"]}}
         engine.one(queries.describe(facts["source"], facts["numbers"][0], [facts["numbers"][0]], False, params))
@@ -301,34 +353,62 @@ def _check_lengths(lengths: Any, facts: dict[str, Any]) -> None:
         for length in lengths.values()
     )
     if not whole:
-        raise BismarckError("lengths is no object of whole numbers", 'it must be one, for example {"x": 50}')
-    _check_columns("lengths", lengths, facts)
+        raise BismarckError(
+            f"lengths is no object of whole numbers from 1 to {MOST_FEATURES}", 'it must be one, for example {"x": 50}'
+        )
+    _check_columns("lengths", lengths, facts["arrays"])
 
 
-def _check_classes(classes: Any, facts: dict[str, Any]) -> None:
-    if not isinstance(classes, dict):
+def _parse_classes(classes: Any, facts: dict[str, Any]) -> dict[str, list[float]]:
+    """By label column, as the option of a training would be read: a list of values, or how many there are."""
+    if not isinstance(classes, dict) or None in classes.values():
         raise BismarckError("classes is no object of lists", 'it must be one, for example {"y": [0, 1]}')
-    _check_columns("classes", classes, facts)
-    for values in classes.values():
-        Spec.create("sgd", "logistic", None, 0.0, {"classes": values})
+    _check_columns("classes", classes, facts["columns"])
+    return {
+        column: Spec.create("sgd", "logistic", None, 0.0, {"classes": values}).options["classes"]
+        for column, values in classes.items()
+    }
 
 
-def _measured_lengths(engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]) -> dict[str, int]:
-    """How many numbers each array column holds, as the owner sees it. Public from here on."""
+def _found_classes(
+    engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]
+) -> dict[str, list[float]]:
+    """Which columns are written as -1/1, 0/1 or boolean, as their owner sees them. Public from here on, which is no more
+    than a check of the table would say; how many classes there are is not found so, but has to be named.
+    """
     found = {}
+    for column in facts["numbers"]:
+        if options["columns"] is not None and column not in options["columns"]:
+            continue
+        seen = engine.one(queries.describe(source, column, [column], True, {}))
+        classes = coding(seen)
+        if labels_of(seen) > 0 and classes is not None and len(classes) == 2:
+            found[column] = classes
+    return found
+
+
+def _measured_lengths(
+    engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, int], list[str]]:
+    """How many numbers each array column holds, as the owner sees it; public from here on. And which have no
+    length: an array that nobody trains on is in nobody's way.
+    """
+    found, notes = {}, []
     for column in facts["arrays"]:
-        named = options["columns"] is None or column in options["columns"]
-        if column in options["lengths"] or not named or not facts["numbers"]:
+        allowed = options["columns"] is None or column in options["columns"]
+        if column in options["lengths"] or not allowed or not facts["numbers"]:
             continue
         shape = engine.one(queries.describe(source, facts["numbers"][0], [column], False, {}))
         if shape["longest"] < 0:
             continue  # no row, or no array: its length can be given
-        if shape["shortest"] != shape["longest"]:
-            raise BismarckError(
-                f'arrays in column "{column}" differ in length', f'say what counts: {{"lengths": {{"{column}": 50}}}}'
+        if shape["shortest"] == shape["longest"]:
+            found[column] = int(shape["longest"])
+        else:
+            notes.append(
+                f'arrays in column "{column}" differ in length: to train on it, say what counts, '
+                f'{{"lengths": {{"{column}": 50}}}}'
             )
-        found[column] = int(shape["longest"])
-    return found
+    return found, notes
 
 
 # ---- what a training asks ----
@@ -349,11 +429,13 @@ class Guard:
         return self.protection is not None and not self.protection.owned
 
     def shape(self, request: Request, labels: bool = True) -> tuple[Request, Shape]:
-        """n, d and the labels' coding; and the request, with the unit and the coding that the owner has named."""
+        """n, d and the labels' coding; and the request, with the unit and the coding that the owner has named. Of what
+        is paid for nothing else is known, whoever asks: a look at rows would have a price.
+        """
         request = replace(request, spec=replace(request.spec, options=self.with_unit(request.spec.options)))
         check_unit(request.spec.options, request.spec.algorithm, SOLVERS[request.spec.algorithm].samples)
-        if self.protection is None or not self.stranger:
-            request = replace(request, tells_bad=self.protection is not None and self.protection.heard)
+        request = replace(request, tells_bad=self.protection is not None and self.protection.told)
+        if self.protection is None or not self.private:
             return request, self.engine.describe(request, labels)
         spec = request.spec
         named = self.protection.classes.get(request.label)
@@ -391,7 +473,8 @@ class Guard:
         # No row is read yet: what goes wrong here may be told to anyone.
         outcome, number = self.engine.debit(_entry(found, bill, price))
         if outcome == "paid":
-            self.engine.hushed = not found.heard
+            self.engine.hushed = not found.told
+            self._tell_end_of_divergences(price)
             return replace(price, entry=number)
         if outcome == "refused":
             raise self._refusal(bill)
@@ -401,31 +484,48 @@ class Guard:
             "55000",
         )
 
+    def _tell_end_of_divergences(self, price: Price) -> None:
+        """Simple sums have paid for this one, and will have to pay for all that follow."""
+        assert self.protection is not None
+        total, before = self.protection.total, self.protection.spent
+        after = before.plus(price)
+        if before.diverges_within(total) and not after.diverges_within(total) and after.sums_within(total):
+            self.engine.warn(
+                f"from here on epsilons and deltas of {self.protection.name} simply add up: this release was within "
+                f"them, but beyond what divergences may come to"
+            )
+
     def _refusal(self, bill: Bill) -> BismarckError:
         """How much is left, and what would fit."""
         assert self.protection is not None
         assert bill.epsilon is not None
         now = find(self.engine, self.protection.source) or self.protection
         epsilon, delta = now.spent.cost(now.total)
-
-        def price_at(epsilon: float) -> Price:
-            return bill.price_at(epsilon, now.total.order).with_room()
-
-        fitting = largest_epsilon(now.total, now.spent, bill.epsilon, price_at) if bill.quick else None
-        hint = (
-            f"epsilon {fitting:g} would fit, with delta {bill.delta:g} and all else the same"
-            if fitting is not None
-            else "a smaller epsilon may fit"
-            if not bill.quick
-            else f"nothing above epsilon {bill.epsilon / 1000:g} would fit with delta {bill.delta:g}"
-        )
         return BismarckError(
-            f"the budget of {now.name} does not allow epsilon {bill.epsilon:g} and delta {bill.delta:g}: of epsilon "
-            f"{now.total.epsilon:g}, {epsilon:.4g} is spent by {_releases(now.spent)}, and of delta "
-            f"{now.total.delta:g}, {delta:.4g}; nothing was spent now",
-            hint,
+            f"the budget of {now.name} does not allow epsilon {bill.epsilon:g} and delta {bill.delta:g}: "
+            f"{_releases(now.spent)} spent epsilon {epsilon:.4g} of {now.total.epsilon:g} and delta {delta:.4g} of "
+            f"{now.total.delta:g}, so that epsilon {max(0.0, now.total.epsilon - epsilon):.4g} is left; nothing was "
+            "spent now",
+            _what_fits(bill, now),
             "53400",
         )
+
+
+def _what_fits(bill: Bill, now: Protection) -> str:
+    def price_at(epsilon: float) -> Price:
+        return bill.price_at(epsilon, now.total.order).with_room()
+
+    assert bill.epsilon is not None
+    left = now.total.sums_left(now.spent)
+    if bill.quick:
+        fitting = largest_epsilon(now.total, now.spent, bill.epsilon, price_at)
+    else:  # simple sums are the same for all plans
+        fitting = three_digits(left[0]) if 0 < left[0] < bill.epsilon and bill.delta <= left[1] else None
+    if fitting is not None:
+        return f"epsilon {fitting:g} would fit, with delta {bill.delta:g} and all else the same"
+    if bill.delta > left[1]:
+        return f"a delta of at most {left[1]:.3g} may fit: no epsilon was found that does with delta {bill.delta:g}"
+    return f"nothing was found that would fit with delta {bill.delta:g}"
 
 
 def _releases(spent: Spent) -> str:
@@ -452,8 +552,8 @@ def guard(
     engine: Engine, source: int, label: str, features: list[str], private: bool, options: Mapping[str, Any]
 ) -> Guard:
     """Refuses what a stranger may not do, before anything is read; lets him in if he may."""
-    found = find(engine, source)
-    if found is None or not found.active:
+    found = _active(engine, source)
+    if found is None:
         return Guard(engine, None)
     if private:
         _check_promise(found, options)
@@ -463,12 +563,31 @@ def guard(
     return Guard(engine, found, private)
 
 
+def _active(engine: Engine, source: int) -> Protection | None:
+    """What protects a table now, even if the transaction's snapshot is older than that."""
+    found = find(engine, source)
+    if found is not None and found.active:
+        if found.owner_now != found.owner:
+            raise BismarckError(
+                f"{found.name} was protected by another owner",
+                "its owner protects it again with dp_protect, or lets it go with dp_unprotect",
+                "55000",
+            )
+        return found
+    if engine.one(queries.protected_now(source))["now"]:
+        raise BismarckError(
+            "the table was protected after this transaction began", "begin another transaction", "25001"
+        )
+    return None
+
+
 def _check_promise(found: Protection, options: Mapping[str, Any]) -> None:
     """A release promises what all others do."""
     if found.mixed:
         raise BismarckError(
             f"{found.name} has releases under two adjacencies or privacy units", "nothing more can be released", "55000"
         )
+    _check_unit_column(found)
     if options["adjacency"] != found.adjacency:
         raise BismarckError(
             f"{found.name} is protected under adjacency {found.adjacency}",
@@ -523,8 +642,8 @@ def _check_stranger(found: Protection, label: str, features: list[str], private:
 
 
 def refuse_protected(engine: Engine, source: int, what: str) -> None:
-    found = find(engine, source)
-    if found is not None and found.active:
+    found = _active(engine, source)
+    if found is not None:
         raise BismarckError(
             f"{what} is {found.name}, which is protected", "name a table whose rows are public", "42501"
         )

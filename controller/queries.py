@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from bismarck_dp.errors import BismarckError
+
 Value = Union[str, list[str]]
 
 
@@ -33,7 +35,12 @@ MAX_ROW_BYTES_ON_PAGE = 8128
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BismarckError(
+            f"a value cannot be sent as JSON: {error}", "use text, finite numbers, truth values, lists and objects"
+        ) from None
 
 
 def objects() -> Query:
@@ -102,16 +109,16 @@ HEARD = "pg_catalog.pg_has_role(SESSION_USER, c.relowner, 'MEMBER')"
 
 COLUMNS = (
     "pg_catalog.to_jsonb(ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a"
-    " JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid"
     " WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped{}"
     " ORDER BY a.attnum))"
 )
 """Names of the columns of c."""
 
-OF_CATEGORY = " AND t.typcategory OPERATOR(pg_catalog.=) ANY ('{{{}}}'::pg_catalog.\"char\"[])"
+OF_KIND = " AND bismarck_dp.number_kind(a.atttypid) OPERATOR(pg_catalog.=) '{}'"
 
-ARRAYS = COLUMNS.format(OF_CATEGORY.format("A"))
-NUMBERS = COLUMNS.format(OF_CATEGORY.format("N,B"))
+COLUMNS_NOW = COLUMNS.format("")
+ARRAYS = COLUMNS.format(OF_KIND.format("array"))
+NUMBERS = COLUMNS.format(OF_KIND.format("number"))
 
 
 def protection(source: int) -> Query:
@@ -121,11 +128,14 @@ def protection(source: int) -> Query:
         " OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('source', c.oid::pg_catalog.int8,"
         " 'name', pg_catalog.format('%I.%I', n.nspname, c.relname), 'order', p.renyi_order,"
         f" 'spent', pg_catalog.to_jsonb(s), 'owned', {OWNED}, 'heard', {HEARD}, 'arrays', {ARRAYS},"
+        " 'owner_now', pg_catalog.pg_get_userbyid(c.relowner),"
+        " 'unit_there', p.privacy_unit IS NULL"
+        f" OR pg_catalog.to_jsonb(p.privacy_unit) OPERATOR(pg_catalog.<@) {COLUMNS_NOW},"
         " 'allowed',"
         " EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) ANY (p.analysts)"
         " AND pg_catalog.pg_has_role(bismarck_dp.caller(), r.oid, 'MEMBER'))))::pg_catalog.text AS facts"
         " FROM bismarck_dp.protected p"
-        " JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) p.source"
+        " JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid"
         " JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace,"
         " LATERAL bismarck_dp.spent(p.id) s WHERE p.source::pg_catalog.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
         (str(source),),
@@ -137,6 +147,8 @@ def table_facts(source: int) -> Query:
     return Query(
         "SELECT pg_catalog.jsonb_build_object('source', c.oid::pg_catalog.int8,"
         " 'name', pg_catalog.format('%I.%I', n.nspname, c.relname),"
+        " 'owner', pg_catalog.pg_get_userbyid(c.relowner),"
+        " 'typed', c.reloftype OPERATOR(pg_catalog.<>) 0::pg_catalog.oid,"
         f" 'owned', {OWNED}, 'kind', c.relkind, 'temporary', c.relpersistence OPERATOR(pg_catalog.=) 't',"
         " 'heap', c.relam OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_am"
         " WHERE amname OPERATOR(pg_catalog.=) 'heap'),"
@@ -149,7 +161,7 @@ def table_facts(source: int) -> Query:
         " 'before', EXISTS (SELECT FROM bismarck_dp.protected p WHERE NOT EXISTS"
         " (SELECT FROM pg_catalog.pg_class o WHERE o.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid)"
         " AND p.name OPERATOR(pg_catalog.=) pg_catalog.format('%I.%I', n.nspname, c.relname)),"
-        f" 'columns', {COLUMNS.format('')}, 'arrays', {ARRAYS}, 'numbers', {NUMBERS}"
+        f" 'columns', {COLUMNS_NOW}, 'arrays', {ARRAYS}, 'numbers', {NUMBERS}"
         ")::pg_catalog.text AS facts"
         " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace"
         " WHERE c.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid",
@@ -158,8 +170,8 @@ def table_facts(source: int) -> Query:
 
 
 PROTECTED_COLUMNS = (
-    "name, epsilon, delta, composition, adjacency, privacy_unit, unit_rows, renyi_order, rho, slack, summed_delta,"
-    " analysts, columns, lengths, classes"
+    "name, owner, epsilon, delta, composition, adjacency, privacy_unit, unit_rows, renyi_order, rho, slack,"
+    " summed_delta, analysts, columns, lengths, classes"
 )
 
 
@@ -169,7 +181,8 @@ def protect(row: dict[str, Any]) -> Query:
         f" SELECT ($1::pg_catalog.jsonb OPERATOR(pg_catalog.->>) 'source')::pg_catalog.oid, true, {PROTECTED_COLUMNS}"
         " FROM pg_catalog.jsonb_populate_record(NULL::bismarck_dp.protected,"
         " $1::pg_catalog.jsonb OPERATOR(pg_catalog.-) 'source')"
-        " ON CONFLICT (source) DO UPDATE SET active = true,"
+        " ON CONFLICT (source) WHERE source::pg_catalog.oid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid"
+        " DO UPDATE SET active = true,"
         f" ({PROTECTED_COLUMNS}) = ROW({', '.join('excluded.' + one.strip() for one in PROTECTED_COLUMNS.split(','))})",
         (as_json(row),),
     )
@@ -181,6 +194,21 @@ def hold_source(source: int) -> Query:
 
 def isolation() -> Query:
     return Query("SELECT pg_catalog.current_setting('transaction_isolation') AS level")
+
+
+def protected_now(source: int) -> Query:
+    return Query("SELECT bismarck_dp.protected_now($1::pg_catalog.oid) AS now", (str(source),))
+
+
+def totals(protected: int) -> Query:
+    """The totals that something was paid under."""
+    return Query(
+        "SELECT DISTINCT composition, total_epsilon::pg_catalog.float8 AS epsilon,"
+        " total_delta::pg_catalog.float8 AS delta"
+        " FROM bismarck_dp.entry WHERE protected OPERATOR(pg_catalog.=) $1::pg_catalog.int4"
+        " AND outcome OPERATOR(pg_catalog.=) 'paid'",
+        (str(protected),),
+    )
 
 
 def hold_protection(source: int) -> Query:

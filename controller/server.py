@@ -119,20 +119,23 @@ def _spec_of(fields: dict[str, Any]) -> tuple[Any, ...]:
     for name in ("algorithm", "loss"):
         if fields[name] is None:
             raise BismarckError(f"{name} is NULL", "leave it out for the default", "22004")
-    epsilon = None if fields["epsilon"] is None else _as(float, fields["epsilon"])
-    delta = 0.0 if fields["delta"] is None else _as(float, fields["delta"])
+    epsilon = None if fields["epsilon"] is None else _as(float, fields, "epsilon")
+    delta = 0.0 if fields["delta"] is None else _as(float, fields, "delta")
     return fields["algorithm"], fields["loss"], epsilon, delta, fields["options"]
 
 
-def _as(kind: type[Number], value: Any) -> Number:
+def _as(kind: type[Number], fields: dict[str, Any], name: str) -> Number:
+    value = fields[name]
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise BismarckError("malformed request", "use dp_train, dp_tune or dp_explain") from None
+        raise BismarckError(f"{name} is no number", "it must be one, for example 1") from None
 
 
 def _request_for(fields: dict[str, Any], spec: Spec) -> Request:
-    return Request(_as(int, fields["source"]), fields["model"] or "", fields["label"], list(fields["features"]), spec)
+    return Request(_as(int, fields, "source"), fields["model"] or "", fields["label"], list(fields["features"]), spec)
 
 
 def _well_formed(fields: dict[str, Any]) -> bool:
@@ -157,8 +160,8 @@ def _tune(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
         raise BismarckError("malformed request", "use dp_tune")
     if fields["trials"] is None:
         raise BismarckError("trials is NULL", "it must be given", "22004")
-    public = None if fields["public_source"] is None else _as(int, fields["public_source"])
-    trials = _as(float, fields["trials"])
+    public = None if fields["public_source"] is None else _as(int, fields, "public_source")
+    trials = _as(float, fields, "trials")
     rest = {name: value for name, value in fields.items() if name not in TUNING}
     _check_fields(rest)
     candidates = make_candidates(fields["grid"], *_spec_of(rest))
@@ -189,7 +192,7 @@ def _source(fields: Any, verb: str) -> int:
         raise BismarckError("malformed request", f"use dp_{verb}")
     if fields.get("source") is None:
         raise BismarckError("source is NULL", "it must be given", "22004")
-    return _as(int, fields["source"])
+    return _as(int, fields, "source")
 
 
 def _protect(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
@@ -198,9 +201,12 @@ def _protect(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
         raise BismarckError(
             "epsilon or delta is NULL", "both must be given: a table's whole life has a budget", "22004"
         )
-    epsilon, delta = _as(float, fields["epsilon"]), _as(float, fields["delta"])
-    said = protect(engine, source, epsilon, delta, fields.get("options"))
-    return {"said": said, "protected": [{"key": key, "value": as_text(value)} for key, value in said.items()]}
+    epsilon, delta = _as(float, fields, "epsilon"), _as(float, fields, "delta")
+    said, notes = protect(engine, source, epsilon, delta, fields.get("options"))
+    for note in notes:
+        engine.warn(note)
+    rows = [{"key": key, "value": as_text(value)} for key, value in said.items()]
+    return {"said": said, "protected": rows, "notes": notes}
 
 
 def _unprotect(engine: Engine, fields: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +275,7 @@ def as_text(value: Any) -> str | None:
     """A value as SQL would print it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, dict):
+    if isinstance(value, (dict, list)):
         return json.dumps(value)
     return None if value is None else str(value)
 

@@ -7,13 +7,19 @@
 -- Models
 ---------------------------------------------------------------------------------------------------------------------
 
+-- A column that comes with a default is refused where somebody keeps models in a column of their own.
 ALTER TABLE bismarck_dp.model
-    ADD COLUMN privacy_unit text NOT NULL DEFAULT 'row', -- what the guarantee is for: a row, or so many rows of each unit
+    ADD COLUMN privacy_unit text,         -- what the guarantee is for: a row, or so many rows of each unit
     ADD COLUMN ledger_id bigint;          -- the entry of the ledger that paid for it; NULL: its source is not protected
+UPDATE bismarck_dp.model SET privacy_unit = 'row';
+ALTER TABLE bismarck_dp.model
+    ALTER COLUMN privacy_unit SET DEFAULT 'row', ALTER COLUMN privacy_unit SET NOT NULL;
 
 -- The star is of the columns there were when the view was made.
 CREATE OR REPLACE VIEW bismarck_dp.models WITH (security_barrier) AS
-    SELECT * FROM bismarck_dp.model WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+    SELECT * FROM bismarck_dp.model WHERE pg_catalog.pg_has_role(owner, 'MEMBER')
+    -- A condition of the reader's own must not be counted (EXPLAIN ANALYZE) on rows that are hidden: OFFSET keeps it out.
+    OFFSET 0;
 
 ---------------------------------------------------------------------------------------------------------------------
 -- Protected tables and what was spent on them
@@ -26,12 +32,24 @@ DO LANGUAGE plpython3u $$
             plpy.execute(f"CREATE ROLE {role} NOLOGIN")
 $$;
 
+-- A table, by its number; in a dump, by its name. Reading a name of nothing gives 0, so that one table that was left out
+-- of a dump takes no ledger with it; a number is no name, because another database gives it to another table.
+CREATE TYPE bismarck_dp.source;
+CREATE FUNCTION bismarck_dp.source_in(cstring) RETURNS bismarck_dp.source
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_source_in';
+CREATE FUNCTION bismarck_dp.source_out(bismarck_dp.source) RETURNS cstring
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_source_out';
+CREATE TYPE bismarck_dp.source (INPUT = bismarck_dp.source_in, OUTPUT = bismarck_dp.source_out, LIKE = pg_catalog.oid);
+CREATE CAST (bismarck_dp.source AS pg_catalog.oid) WITHOUT FUNCTION AS IMPLICIT;
+CREATE CAST (pg_catalog.oid AS bismarck_dp.source) WITHOUT FUNCTION AS ASSIGNMENT;
+
 -- Amounts are decimal numbers, whose sums are exact. The bounds that follow from epsilon and delta are made, and
 -- proven, in bismarck_dp/budget.py.
 CREATE TABLE bismarck_dp.protected (
     id           int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    source       regclass UNIQUE,         -- NULL: it was dropped
+    source       bismarck_dp.source,      -- NULL: it was dropped; 0: it was not there when a dump was read
     name         text NOT NULL,           -- when it was protected
+    owner        text NOT NULL,           -- who owned it then: under another owner nothing is released
     active       boolean NOT NULL,        -- false: what was spent is remembered, and nothing is enforced
     epsilon      numeric NOT NULL,
     delta        numeric NOT NULL,
@@ -50,6 +68,8 @@ CREATE TABLE bismarck_dp.protected (
     created      timestamptz NOT NULL DEFAULT pg_catalog.now()
 );
 REVOKE ALL ON bismarck_dp.protected FROM PUBLIC;
+CREATE UNIQUE INDEX protected_source ON bismarck_dp.protected (source)
+    WHERE source::pg_catalog.oid OPERATOR(pg_catalog.<>) 0::pg_catalog.oid;
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected', '');
 SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected_id_seq', '');
 
@@ -74,6 +94,9 @@ CREATE TABLE bismarck_dp.entry (
     slack       numeric NOT NULL CHECK (slack OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
     epsilon     numeric NOT NULL CHECK (epsilon OPERATOR(pg_catalog.>) 0::pg_catalog.numeric),
     delta       numeric NOT NULL CHECK (delta OPERATOR(pg_catalog.>=) 0::pg_catalog.numeric),
+    total_epsilon numeric NOT NULL,       -- what the table might spend then
+    total_delta numeric NOT NULL,
+    composition text NOT NULL,
     outcome     text NOT NULL CHECK (outcome OPERATOR(pg_catalog.=) ANY ('{paid,refused}'::pg_catalog.text[])),
     -- Sums over what was paid on this table, this entry included, so that nobody has to add up all entries.
     releases    bigint CHECK (releases OPERATOR(pg_catalog.>) 0),
@@ -132,14 +155,27 @@ $$;
 
 -- Everyone sees the entries they made, and those of their tables.
 CREATE VIEW bismarck_dp.ledger WITH (security_barrier) AS
-    SELECT e.id, e.source, p.source AS "table", e.who, e.login, e.made, e.verb, e.model, e.spec, e.event, e.adjacency,
-        e.privacy_unit, e.unit_rows, e.rho, e.slack, e.epsilon, e.delta, e.outcome
+    SELECT e.id, e.source, c.oid::pg_catalog.regclass AS "table", e.who, e.login, e.made, e.verb, e.model, e.spec,
+        e.event, e.adjacency, e.privacy_unit, e.unit_rows, e.rho, e.slack, e.epsilon, e.delta,
+        e.total_epsilon, e.total_delta, e.composition, e.outcome
     FROM bismarck_dp.entry AS e JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) e.protected
-    LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source
+    LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid
     WHERE e.who OPERATOR(pg_catalog.=) CURRENT_USER::pg_catalog.text
         OR pg_catalog.pg_has_role(c.relowner, 'MEMBER')
-        OR (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER);
+        OR (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER)
+    OFFSET 0;
 GRANT SELECT ON bismarck_dp.ledger TO PUBLIC;
+
+-- What owners have said of their tables.
+CREATE VIEW bismarck_dp.protections WITH (security_barrier) AS
+    SELECT c.oid::pg_catalog.regclass AS "table", p.active, p.epsilon, p.delta, p.composition, p.adjacency,
+        p.privacy_unit, p.unit_rows, p.analysts, p.columns, p.lengths, p.classes, p.owner, p.created
+    FROM bismarck_dp.protected AS p
+    JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid
+    WHERE pg_catalog.pg_has_role(c.relowner, 'MEMBER')
+        OR (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER)
+    OFFSET 0;
+GRANT SELECT ON bismarck_dp.protections TO PUBLIC;
 
 ---------------------------------------------------------------------------------------------------------------------
 -- Steps of a training, for the controller
@@ -148,6 +184,14 @@ GRANT SELECT ON bismarck_dp.ledger TO PUBLIC;
 -- To the end of the transaction nobody drops the source or changes what it is.
 CREATE FUNCTION bismarck_dp.hold_source(source regclass) RETURNS void
     LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_hold_source';
+
+-- What training sees in a column of this type: a number, an array of numbers, or nothing.
+CREATE FUNCTION bismarck_dp.number_kind(type oid) RETURNS text
+    LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'dp_number_kind';
+
+-- Whether it is, whatever an old snapshot shows.
+CREATE FUNCTION bismarck_dp.protected_now(source oid) RETURNS boolean
+    LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'dp_protected_now';
 
 -- From here to the end of the call, the source is read with the extension's rights.
 CREATE FUNCTION bismarck_dp.admit(source regclass) RETURNS void
@@ -178,7 +222,8 @@ $$;
 
 -- By name: the door stays open to PUBLIC, or to whom an administrator left it.
 REVOKE EXECUTE ON FUNCTION bismarck_dp.append_only, bismarck_dp.forget_dropped, bismarck_dp.spent,
-    bismarck_dp.hold_source, bismarck_dp.admit, bismarck_dp.debit FROM PUBLIC;
+    bismarck_dp.source_in, bismarck_dp.source_out, bismarck_dp.hold_source, bismarck_dp.protected_now,
+    bismarck_dp.number_kind, bismarck_dp.admit, bismarck_dp.debit FROM PUBLIC;
 
 ---------------------------------------------------------------------------------------------------------------------
 -- What users call
@@ -205,6 +250,30 @@ CREATE FUNCTION @extschema@.dp_budget(source regclass)
             releases pg_catalog.int8)) AS b
 $$;
 
+---------------------------------------------------------------------------------------------------------------------
+-- Rights
+---------------------------------------------------------------------------------------------------------------------
+
+-- An administrator's ALTER DEFAULT PRIVILEGES means the tables and functions of users. What is closed here is closed to
+-- everyone but the extension's owner.
+DO LANGUAGE plpython3u $$
+    granted = """
+        SELECT 'SCHEMA' AS kind, n.nspname::pg_catalog.text AS object, a.grantee
+            FROM pg_catalog.pg_namespace n, LATERAL pg_catalog.aclexplode(n.nspacl) a
+            WHERE n.nspname OPERATOR(pg_catalog.=) 'bismarck_dp' AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
+        UNION SELECT 'TABLE', c.oid::pg_catalog.regclass::pg_catalog.text, a.grantee
+            FROM pg_catalog.pg_class c, LATERAL pg_catalog.aclexplode(c.relacl) a
+            WHERE c.relnamespace OPERATOR(pg_catalog.=) 'bismarck_dp'::pg_catalog.regnamespace::pg_catalog.oid
+            AND a.grantee OPERATOR(pg_catalog.<>) c.relowner
+        UNION SELECT 'FUNCTION', p.oid::pg_catalog.regprocedure::pg_catalog.text, a.grantee
+            FROM pg_catalog.pg_proc p, LATERAL pg_catalog.aclexplode(p.proacl) a
+            WHERE p.pronamespace OPERATOR(pg_catalog.=) 'bismarck_dp'::pg_catalog.regnamespace::pg_catalog.oid
+            AND p.proname OPERATOR(pg_catalog.<>) 'call' AND a.grantee OPERATOR(pg_catalog.<>) p.proowner"""
+    named = f"SELECT g.*, pg_catalog.pg_get_userbyid(g.grantee) AS role FROM ({granted}) AS g"
+    for row in plpy.execute(named + " WHERE g.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid"):
+        plpy.execute(f"REVOKE ALL ON {row['kind']} {row['object']} FROM {plpy.quote_ident(row['role'])}")
+$$;
+
 -- Everyone may call them, with their own rights. An administrator who revokes that from PUBLIC leaves it to these roles.
 GRANT EXECUTE ON FUNCTION @extschema@.dp_protect(regclass, float8, float8, jsonb), @extschema@.dp_unprotect(regclass)
     TO dp_owner;
@@ -213,7 +282,9 @@ GRANT EXECUTE ON FUNCTION bismarck_dp.call(text, jsonb), @extschema@.dp_budget(r
     @extschema@.dp_explain(regclass, text, text, text[], float8, float8, text, text, jsonb),
     @extschema@.dp_tune(
         regclass, text, text, text[], float8, float8, text, text, jsonb, jsonb, text, regclass, float8),
-    @extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)
+    @extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb),
+    @extschema@.dp_predict(text, float8[]), @extschema@.dp_predict_proba(text, float8[]),
+    @extschema@.dp_predict_all(text, float8[]), @extschema@.dp_encode(text, record)
     TO dp_owner, dp_analyst;
 
 -- GRANT took the rights of now for those that the functions are made with, and pg_dump leaves those out: what an
@@ -230,4 +301,7 @@ UPDATE pg_catalog.pg_init_privs AS made
             '@extschema@.dp_train(regclass, text, text, text[], float8, float8, text, text, jsonb)',
             '@extschema@.dp_explain(regclass, text, text, text[], float8, float8, text, text, jsonb)',
             '@extschema@.dp_tune(regclass, text, text, text[], float8, float8, text, text, jsonb, jsonb, text, regclass, float8)',
-            '@extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)']::pg_catalog.regprocedure[]);
+            '@extschema@.dp_evaluate(text, regclass, text, text[], float8, float8, jsonb)',
+            '@extschema@.dp_predict(text, float8[])', '@extschema@.dp_predict_proba(text, float8[])',
+            '@extschema@.dp_predict_all(text, float8[])', '@extschema@.dp_encode(text, record)'
+            ]::pg_catalog.regprocedure[]);

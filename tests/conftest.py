@@ -76,6 +76,13 @@ def analyst(db: Database) -> Iterator[Database]:
         connection.exec_driver_sql("DROP OWNED BY analyst CASCADE; DROP ROLE analyst")
 
 
+@pytest.fixture
+def allowed(analyst: Database, sql: Any) -> Database:
+    """A member of dp_analyst, who owns nothing."""
+    sql("GRANT dp_analyst TO analyst")
+    return analyst
+
+
 _numbers = count()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 import psycopg2
@@ -10,10 +11,6 @@ import psycopg2.extras
 import pytest
 
 from bismarck_dp.controller.database import Database
-
-
-class Notices(list[str]):
-    """psycopg2 keeps the last fifty only, in a plain list; this one keeps all."""
 
 
 class Session:
@@ -25,7 +22,7 @@ class Session:
             host=where["host"], port=where["port"], user=role, dbname="bismarck", options=options
         )
         self.connection.autocommit = True
-        self.connection.notices = Notices()
+        self.connection.notices = deque()  # of a list psycopg2 keeps the last fifty
 
     def __call__(self, text: str, *values: Any) -> list[dict[str, Any]]:
         with self.connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
@@ -108,7 +105,9 @@ class Secret:
         self.protect()
 
     def protect(self, source: str = "secret", epsilon: str = "1000", options: str = "{}") -> None:
-        self.keeper(f"SELECT * FROM public.dp_protect('{source}', {epsilon}, 1e-3, '{options}')")
+        """With the labels' coding, which nobody looks up."""
+        coded = '{"classes": {"y": [-1, 1]}}'
+        self.keeper(f"SELECT * FROM public.dp_protect('{source}', {epsilon}, 1e-3, '{coded}'::jsonb || '{options}')")
 
     def session(self, role: str, options: str = "") -> Session:
         """One more session, closed with the test."""
@@ -142,3 +141,26 @@ class Secret:
             one.close()
         self.root("DROP OWNED BY keeper, analyst, outsider CASCADE; DROP ROLE keeper, analyst, outsider")
         self.root.close()
+
+
+# ---- through Python ----
+
+
+def protect(db: Database, name: str, epsilon: float, delta: float, **options: Any) -> dict[str, Any]:
+    """With the labels' coding, which nobody looks up."""
+    return db.protect(name, epsilon, delta, **{"classes": {"y": [-1, 1]}, **options})
+
+
+def entry_of(db: Database, model: Any) -> dict[str, Any]:
+    return next(entry for entry in db.ledger() if entry["id"] == model.ledger_id)
+
+
+def notices(who: Database, statement: str) -> list[str]:
+    """What the server says besides the answer."""
+    with who.engine.connect() as connection:
+        ours = connection.connection.driver_connection
+        ours.notices.clear()
+        ours.cursor().execute(statement)
+        said = list(ours.notices)
+        ours.commit()
+    return [line.split(":  ", 1)[1].split("\n")[0] for line in said]

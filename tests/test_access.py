@@ -83,7 +83,6 @@ def test_models_belong_to_the_role_that_trained_them(db: Database, analyst: Data
 INTERNALS = [
     "SELECT * FROM bismarck_dp.model",
     "DELETE FROM bismarck_dp.model",
-    "UPDATE bismarck_dp.models SET epsilon = 0",
     "SELECT nextval('bismarck_dp.run')",
     "SELECT bismarck_dp.serve('train', '{}')",
     "SELECT bismarck_dp.caller()",

@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -446,7 +447,11 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -
     mark = uuid.uuid4().hex
     env = {**os.environ, "BISMARCK_DP_URL": "", "BISMARCK_DP_MARK": mark}
     with subprocess.Popen(
-        [BISMARCK_DP, "demo", "--rows", "400000"], env=env, stderr=subprocess.PIPE, text=True
+        [BISMARCK_DP, "demo", "--rows", "400000"],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
     ) as child:
         assert child.stderr is not None
         assert child.stderr.readline().startswith("model 1 of")

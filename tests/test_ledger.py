@@ -321,6 +321,9 @@ def test_another_owner(house: House) -> None:
     house.train("m0")
     house.ask("CREATE ROLE heir LOGIN")
     house.ask(f"ALTER TABLE {house.table} OWNER TO heir")
+    with pytest.raises(psycopg2.Error, match="was protected by another owner"):
+        house.train("m1")
+    house.ask(f"SELECT dp_protect('{house.table}', 1, 0)", user="heir")
     check_spent_and_paid_from(house, 1)
     house.ask(f"SELECT dp_protect('{house.table}', 0.25, 0, '{{\"classes\": {{\"y\": [-1, 1]}}}}')", user="heir")
     assert house.spent("heir") == pytest.approx((0.2, 0, 2))
@@ -345,7 +348,7 @@ def test_a_table_that_is_dropped_and_made_again(house: House) -> None:
     assert [row[0] for row in kept] == entries
     owner = house.connect("postgres")
     answer(owner, f"SELECT dp_protect('{house.table}', 1, 0, '{{\"classes\": {{\"y\": [-1, 1]}}}}')")
-    assert any("was protected before, and dropped" in notice for notice in owner.notices)
+    assert any("was protected before, and is gone" in notice for notice in owner.notices)
     house.train("m1")
     assert house.spent("analyst") == pytest.approx((0.1, 0, 1))
 
@@ -466,11 +469,11 @@ def test_no_free_worker(durable: House) -> None:
 def test_a_protection_that_is_not_committed(house: House, table: Any) -> None:
     rows = table(*two_classes(100, 3))
     owner = house.connect("postgres")
-    answer(owner, f"BEGIN; SELECT dp_protect('{rows.name}', 1, 0)")
+    answer(owner, f"BEGIN; SELECT dp_protect('{rows.name}', 1, 0, '{{\"classes\": {{\"y\": [-1, 1]}}}}')")
     with pytest.raises(psycopg2.Error, match="not committed yet, or was changed meanwhile: nothing was spent"):
         answer(owner, f"SELECT dp_train('{rows.name}', 'early', 'y', '{{x}}', 0.1)")
     answer(owner, "ROLLBACK")
-    answer(owner, f"SELECT dp_protect('{rows.name}', 1, 0)")
+    answer(owner, f"SELECT dp_protect('{rows.name}', 1, 0, '{{\"classes\": {{\"y\": [-1, 1]}}}}')")
     answer(owner, f"SELECT dp_train('{rows.name}', 'late', 'y', '{{x}}', 0.1)")
     assert answer(owner, f"SELECT epsilon_spent, releases FROM dp_budget('{rows.name}')") == [(0.1, 1)]
 
@@ -553,7 +556,8 @@ def test_a_refusal_says_what_would_fit(house: House, delta: float) -> None:
         house.train(f"m{number}", 0.25)
     said = refusal_of(house, 2.0)
     epsilon, _, _ = house.spent("analyst")
-    assert f"of epsilon 1, {epsilon:.4g} is spent by 3 releases" in said.message_primary
+    assert f"3 releases spent epsilon {epsilon:.4g} of 1" in said.message_primary
+    assert f"so that epsilon {1 - epsilon:.4g} is left" in said.message_primary
     assert "nothing was spent now" in said.message_primary
     fitting = float(said.message_hint.split("epsilon ")[1].split(" ")[0])
     # It is the largest that eight halvings of a factor of a thousand find, in three digits.
@@ -612,11 +616,12 @@ def test_an_entry_that_a_superuser_adds_can_only_cost(house: House) -> None:
     house.train("m0")
     columns = (
         "protected, source, who, login, verb, model, spec, event, adjacency, unit_rows, slack, epsilon, delta, outcome,"
-        " releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta"
+        " total_epsilon, total_delta, composition, releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta"
     )
     add = (
         f"INSERT INTO bismarck_dp.entry ({columns}) SELECT id, name, '', '', '', '', '{{}}', '{{}}', adjacency, 1, 0,"
-        f" %s, 0, 'paid', %s, 1, 0, 0, %s, 0 FROM bismarck_dp.protected WHERE source = '{house.table}'::regclass"
+        " %s, 0, 'paid', epsilon, delta, composition, %s, 1, 0, 0, %s, 0 FROM bismarck_dp.protected"
+        f" WHERE source = '{house.table}'::regclass"
     )
     for epsilon, number, total in (("-0.1", 2, "0.1"), ("0.1", 2, "0.05"), ("0.1", None, "0.2"), ("0.1", 2, None)):
         with pytest.raises(psycopg2.errors.CheckViolation):

@@ -49,8 +49,10 @@ REFUSED = {
 }
 """What an operation may be answered, by SQLSTATE."""
 
-LOST = {None, "57P01", "57P02", "57P03"}
-"""The session is gone, or was ended, or the server does not take one just now. Whatever else is answered is a fault."""
+LOST = {None, "57P01", "57P02", "57P03", "08007"}
+"""The session is gone, or was ended, or the server does not take one just now, or the worker of a debit was ended.
+Whatever else is answered is a fault.
+"""
 
 
 @dataclass

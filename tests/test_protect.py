@@ -1,4 +1,4 @@
-"""Protected tables: who may train on what, what it costs, and what the owner has said instead of what rows say."""
+"""Protected tables: who may train on what, and what it costs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy
 from conftest import needed, plans, two_classes
+from protected import entry_of, notices, protect
 
 from bismarck_dp import BismarckError, Spec, make_plan
 from bismarck_dp.accounting import Event
@@ -21,19 +21,8 @@ PRIVATE = [name for name in SOLVERS if plans(name, 1.0, 1e-6, "replace") and nam
 
 
 @pytest.fixture
-def allowed(analyst: Database, sql: Any) -> Database:
-    """A member of dp_analyst, who owns nothing."""
-    sql("GRANT dp_analyst TO analyst")
-    return analyst
-
-
-@pytest.fixture
 def rows(table: Any) -> Any:
     return table(*two_classes(400, 3))
-
-
-def entry_of(db: Database, model: Any) -> dict[str, Any]:
-    return next(entry for entry in db.ledger() if entry["id"] == model.ledger_id)
 
 
 # ---- what is paid ----
@@ -41,7 +30,7 @@ def entry_of(db: Database, model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", PRIVATE)
 def test_every_private_algorithm_pays_for_its_event(db: Database, allowed: Database, rows: Any, algorithm: str) -> None:
-    db.protect(rows.name, 8.0, 1e-4)
+    protect(db, rows.name, 8.0, 1e-4)
     model = allowed.train(rows.name, epsilon=0.5, delta=1e-8, algorithm=algorithm, **needed(algorithm))
     entry = entry_of(db, model)
     assert entry["event"] == model.event
@@ -63,7 +52,7 @@ def entry_order(db: Database, rows: Any) -> float:
 def test_a_tuning_pays_once_for_everything(
     db: Database, allowed: Database, rows: Any, method: str, adjacency: str
 ) -> None:
-    db.protect(rows.name, 3.0, 1e-6, adjacency=adjacency)
+    protect(db, rows.name, 3.0, 1e-6, adjacency=adjacency)
     grid = {"lambda": [0.1, 0.01]}
     model = allowed.tune(
         rows.name, grid=grid, epsilon=1.0, delta=1e-8, method=method, trials=3.0, adjacency=adjacency, batch_size=10
@@ -77,7 +66,7 @@ def test_a_tuning_pays_once_for_everything(
 
 def test_a_tuning_by_coins_pays_for_the_portions_it_may_get(db: Database, allowed: Database, rows: Any) -> None:
     """Samples cost more where a portion is smaller: the price is that of the dearest likely sizes."""
-    db.protect(rows.name, 20.0, 1e-4, adjacency="zero-out")
+    protect(db, rows.name, 20.0, 1e-4, adjacency="zero-out")
     for _ in range(5):
         allowed.tune(
             rows.name,
@@ -92,7 +81,7 @@ def test_a_tuning_by_coins_pays_for_the_portions_it_may_get(db: Database, allowe
 
 
 def test_tuning_on_public_rows_pays_for_the_winner(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     with allowed.engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE TABLE seen AS SELECT 2.0 * (i %% 2) - 1 AS y, ARRAY[i %% 2, 0.1, 0.2]::float4[] AS x"
@@ -105,13 +94,13 @@ def test_tuning_on_public_rows_pays_for_the_winner(db: Database, allowed: Databa
     entry = entry_of(db, model)
     assert entry["event"] == model.event
     assert entry["epsilon"] == 1.0
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     with pytest.raises(BismarckError, match=f"public_source is public.{rows.name}, which is protected"):
         allowed.tune("seen", grid={"lambda": [0.1]}, epsilon=1.0, public_source=rows.name)
 
 
 def test_evaluations_are_paid_for(db: Database, allowed: Database, rows: Any) -> None:
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     model = allowed.train(rows.name, epsilon=0.5, model="judged")
     assert allowed.evaluate(model, rows.name, epsilon=0.5)["accuracy"] is not None
     assert [(entry["verb"], entry["epsilon"]) for entry in db.ledger() if entry["table"] == rows.name] == [
@@ -127,7 +116,7 @@ def test_evaluations_are_paid_for(db: Database, allowed: Database, rows: Any) ->
 
 
 def test_the_owner_pays_for_private_models_and_for_no_other(db: Database, rows: Any) -> None:
-    db.protect(rows.name, 1.0, 0.0)
+    protect(db, rows.name, 1.0, 0.0)
     assert db.train(rows.name, algorithm="sgd").ledger_id is None
     with pytest.warns(UserWarning, match="NOT PRIVATE"):
         assert db.train(rows.name, epsilon=0.5, seed=1).ledger_id is None
@@ -152,7 +141,7 @@ def test_a_table_that_is_not_protected_is_nobodys_business(db: Database, rows: A
 
 
 def test_a_refusal_before_the_debit_spends_nothing(db: Database, allowed: Database, rows: Any) -> None:
-    db.protect(rows.name, 3.0, 1e-6, columns=["y", "x"])
+    protect(db, rows.name, 3.0, 1e-6, columns=["y", "x"])
     allowed.train(rows.name, epsilon=0.5, model="taken")
     for wrong, message in (
         ({"epsilon": 0.5, "model": "taken"}, "is taken"),
@@ -175,7 +164,7 @@ def test_a_refusal_before_the_debit_spends_nothing(db: Database, allowed: Databa
 def test_too_little_memory_spends_nothing(db: Database, allowed: Database, table: Any) -> None:
     """Counts of measured bounds, too: that is looked at before the debit."""
     rows = table(*two_classes(60, 1500))
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     with allowed.engine.connect() as connection:
         connection.exec_driver_sql("SET maintenance_work_mem = '1MB'")
         options = '{"scale": "quantile", "private_scale": 0.5, "scale_range": [1e-15, 1e15]}'
@@ -192,7 +181,7 @@ def test_too_little_memory_spends_nothing(db: Database, allowed: Database, table
 def test_members_of_the_named_roles_alone(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
     sql("CREATE ROLE team")
     try:
-        db.protect(rows.name, 3.0, 0.0, analysts=["team"])
+        protect(db, rows.name, 3.0, 0.0, analysts=["team"])
         with pytest.raises(BismarckError, match=r"permission denied for .*, which is protected"):
             allowed.train(rows.name, epsilon=0.5)
         sql(f"GRANT SELECT ON {rows.name} TO analyst")
@@ -206,7 +195,7 @@ def test_members_of_the_named_roles_alone(db: Database, allowed: Database, rows:
         sql(f"REVOKE ALL ON {rows.name} FROM analyst; GRANT team TO analyst")
         assert allowed.train(rows.name, epsilon=0.5).private
         assert allowed.budget(rows.name)["epsilon_spent"] == 0.5
-        db.protect(rows.name, 3.0, 0.0, analysts=[])
+        protect(db, rows.name, 3.0, 0.0, analysts=[])
         with pytest.raises(BismarckError, match="permission denied"):
             allowed.train(rows.name, epsilon=0.5)
     finally:
@@ -215,7 +204,7 @@ def test_members_of_the_named_roles_alone(db: Database, allowed: Database, rows:
 
 
 def test_unprotected_again_the_callers_own_rights_count(db: Database, allowed: Database, rows: Any) -> None:
-    db.protect(rows.name, 3.0, 0.0)
+    protect(db, rows.name, 3.0, 0.0)
     allowed.train(rows.name, epsilon=0.5)
     db.unprotect(rows.name)
     with pytest.raises(BismarckError, match="permission denied for table"):
@@ -223,13 +212,13 @@ def test_unprotected_again_the_callers_own_rights_count(db: Database, allowed: D
     with pytest.raises(BismarckError, match="not protected"):
         db.unprotect(rows.name)
     assert db.budget(rows.name)["epsilon_spent"] == 0.5, "the owner still sees it"
-    assert db.protect(rows.name, 1.0, 0.0)["releases"] == 1
+    assert protect(db, rows.name, 1.0, 0.0)["releases"] == 1
     with pytest.raises(BismarckError, match="does not allow"):
         allowed.train(rows.name, epsilon=0.6)
 
 
 def test_the_ledger_shows_everyone_their_own(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
-    db.protect(rows.name, 3.0, 0.0)
+    protect(db, rows.name, 3.0, 0.0)
     db.train(rows.name, model="ours", epsilon=0.25)
     allowed.train(rows.name, model="theirs", epsilon=0.5)
     assert {entry["who"] for entry in allowed.ledger()} == {"analyst"}
@@ -237,104 +226,6 @@ def test_the_ledger_shows_everyone_their_own(db: Database, allowed: Database, ro
     sql(f"ALTER TABLE {rows.name} OWNER TO analyst")
     assert {entry["who"] for entry in allowed.ledger() if entry["table"] == rows.name} == {"postgres", "analyst"}
     sql(f"ALTER TABLE {rows.name} OWNER TO postgres")
-
-
-KINDS = {
-    "view": ("CREATE VIEW odd AS SELECT * FROM {0}", "DROP VIEW odd", "is no plain table"),
-    "materialised view": (
-        "CREATE MATERIALIZED VIEW odd AS SELECT * FROM {0}",
-        "DROP MATERIALIZED VIEW odd",
-        "is no plain table",
-    ),
-    "partitioned": ("CREATE TABLE odd (y float8) PARTITION BY RANGE (y)", "DROP TABLE odd", "is no plain table"),
-    "inherits": ("CREATE TABLE odd () INHERITS ({0})", "DROP TABLE odd", "inheritance child"),
-    "temporary": ("CREATE TEMP TABLE odd (y float8)", "DROP TABLE odd", "is temporary"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_protected(db: Database, rows: Any, kind: str) -> None:
-    make, drop, message = (text.format(rows.name) for text in KINDS[kind])
-    with db.engine.connect() as connection:
-        connection.exec_driver_sql(make)
-        with pytest.raises(Exception, match=message), connection.begin_nested():
-            connection.exec_driver_sql("SELECT dp_protect('odd', 1, 0)")
-        connection.exec_driver_sql(drop)
-        connection.rollback()
-
-
-def test_system_tables_cannot_be_protected(db: Database) -> None:
-    for name in ("pg_catalog.pg_authid", "bismarck_dp.model", "bismarck_dp.entry"):
-        with pytest.raises(BismarckError, match="belongs to the system or to an extension"):
-            db.protect(name, 1.0, 0.0)
-
-
-# ---- what the owner has said ----
-
-
-def test_arrays_of_other_lengths_count_for_nothing(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
-    said = db.protect(rows.name, 3.0, 0.0)
-    assert said["lengths"] == {"x": 3}
-    sql(f"UPDATE {rows.name} SET x = '{{1,2,3,4,5}}' WHERE id = 7")
-    assert allowed.train(rows.name, epsilon=0.5).d == 3
-    assert allowed.explain(rows.name, epsilon=0.5)["d"] == 3
-    with pytest.raises(BismarckError, match="differ in length"):
-        db.train(rows.name, epsilon=0.5)
-    with pytest.raises(BismarckError, match="differ in length"):
-        db.protect(rows.name, 3.0, 0.0)
-    assert db.protect(rows.name, 3.0, 0.0, lengths={"x": 3})["lengths"] == {"x": 3}
-
-
-def test_a_length_that_nobody_said(db: Database, allowed: Database, sql: Any) -> None:
-    sql("CREATE TABLE hollow (y float8, x float8[])")
-    try:
-        assert db.protect("hollow", 3.0, 0.0)["lengths"] == {}
-        sql("INSERT INTO hollow SELECT i % 2, ARRAY[i, 1] FROM generate_series(1, 100) i")
-        with pytest.raises(BismarckError, match='how many numbers column "x" holds is not known'):
-            allowed.train("hollow", epsilon=0.5)
-        db.protect("hollow", 3.0, 0.0, lengths={"x": 2})
-        assert allowed.train("hollow", epsilon=0.5).d == 2
-    finally:
-        sql("DROP TABLE hollow")
-
-
-def test_the_coding_is_what_the_owner_said(db: Database, allowed: Database, table: Any) -> None:
-    x, y = two_classes(300, 3)
-    rows = table(x, (y + 1) / 2)
-    db.protect(rows.name, 9.0, 0.0)
-    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [-1.0, 1.0], "not found by looking"
-    db.protect(rows.name, 9.0, 0.0, classes={"y": [0, 1]})
-    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [0.0, 1.0]
-    assert allowed.tune(rows.name, grid={"lambda": [0.1, 1.0]}, epsilon=0.5, batch_size=5).classes.tolist() == [
-        0.0,
-        1.0,
-    ]
-    db.protect(rows.name, 9.0, 0.0, classes={"y": [0, 1, 2]})
-    assert allowed.train(rows.name, epsilon=0.5).classes.tolist() == [0.0, 1.0, 2.0]
-    assert allowed.train(rows.name, epsilon=0.5, classes=[1, 0]).classes.tolist() == [1.0, 0.0]
-
-
-def test_a_boolean_label_has_a_coding_of_its_own(db: Database, allowed: Database, sql: Any) -> None:
-    sql("CREATE TABLE truth AS SELECT i % 2 = 0 AS y, i / 100.0 AS a, 1 AS b FROM generate_series(1, 100) i")
-    try:
-        db.protect("truth", 3.0, 0.0)
-        model = allowed.train("truth", features=["a", "b"], epsilon=0.5)
-        assert (model.classes.tolist(), model.d) == ([0.0, 1.0], 2)
-    finally:
-        sql("DROP TABLE truth")
-
-
-def test_the_order_is_kept_once_something_was_spent(db: Database, rows: Any) -> None:
-    first = db.protect(rows.name, 3.0, 1e-6)
-    assert db.protect(rows.name, 1.0, 1e-6)["renyi_order"] != first["renyi_order"], "nothing was spent"
-    kept = db.protect(rows.name, 3.0, 1e-6)["renyi_order"]
-    db.train(rows.name, epsilon=0.5, delta=1e-8)
-    lower = db.protect(rows.name, 2.5, 1e-6)
-    assert lower["renyi_order"] == kept
-    assert lower["rho"] < first["rho"]
-    with pytest.raises(BismarckError, match="has releases under adjacency replace"):
-        db.protect(rows.name, 3.0, 1e-6, adjacency="zero-out")
-    assert db.protect(rows.name, 3.0, 1e-6, composition="pure")["rho"] is None
 
 
 # ---- what may go wrong for those who mean well, and for others ----
@@ -352,7 +243,7 @@ def test_the_order_is_kept_once_something_was_spent(db: Database, rows: Any) -> 
 def test_evaluations_that_cannot_be_made_cost_nothing(
     db: Database, allowed: Database, rows: Any, wrong: dict[str, Any], message: str
 ) -> None:
-    db.protect(rows.name, 3.0, 0.0)
+    protect(db, rows.name, 3.0, 0.0)
     allowed.train(rows.name, model="m", epsilon=0.5)
     for who in (allowed, db):
         with pytest.raises(BismarckError, match=message):
@@ -361,34 +252,14 @@ def test_evaluations_that_cannot_be_made_cost_nothing(
 
 
 def test_long_requests_are_not_kept(db: Database, allowed: Database, rows: Any) -> None:
-    db.protect(rows.name, 3.0, 0.0)
+    protect(db, rows.name, 3.0, 0.0)
     allowed.train(rows.name, model="m", epsilon=0.5)
     with pytest.raises(BismarckError, match="does not exist"):
-        allowed.evaluate("m", rows.name, features=[f"column {i}" for i in range(100_000)], epsilon=5.0)
+        allowed.evaluate("m", rows.name, features=[f"column {i}" for i in range(1600)], epsilon=5.0)
     with pytest.raises(BismarckError, match="does not allow"):
         allowed.train(rows.name, epsilon=5.0, classes=[i + 0.123456789012 for i in range(1000)])
     refused = [entry for entry in db.ledger() if entry["table"] == rows.name and entry["outcome"] == "refused"]
     assert [list(entry["spec"]) for entry in refused] == [["omitted"]]
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_old_snapshots_protect_nothing(db: Database, allowed: Database, rows: Any, sql: Any, level: str) -> None:
-    """They show whose the table was, and what was spent then."""
-    sql(f"ALTER TABLE {rows.name} OWNER TO analyst")
-    with allowed.engine.connect() as connection:
-        connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}")
-        connection.exec_driver_sql(f"SELECT count(*) FROM {rows.name}")
-        connection.exec_driver_sql("COMMIT; BEGIN ISOLATION LEVEL " + level)
-        connection.exec_driver_sql("SELECT count(*) FROM pg_class")
-        sql(f"ALTER TABLE {rows.name} OWNER TO postgres")
-        for call in (f"dp_protect('{rows.name}', 900, 0.5)", f"dp_unprotect('{rows.name}')"):
-            connection.exec_driver_sql("SAVEPOINT before")
-            with pytest.raises(Exception, match="isolation level READ COMMITTED"):
-                connection.exec_driver_sql(f"SELECT {call}")
-            connection.exec_driver_sql("ROLLBACK TO before")
-        connection.exec_driver_sql("ROLLBACK")
-    with pytest.raises(BismarckError, match="not protected"):
-        db.budget(rows.name)
 
 
 def test_a_drop_with_an_old_snapshot_is_seen(db: Database, sql: Any) -> None:
@@ -397,7 +268,7 @@ def test_a_drop_with_an_old_snapshot_is_seen(db: Database, sql: Any) -> None:
     with db.engine.connect() as connection:
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
         connection.exec_driver_sql("SELECT count(*) FROM pg_class")
-        db.protect("going", 3.0, 0.0)
+        protect(db, "going", 3.0, 0.0)
         connection.exec_driver_sql("DROP TABLE going; COMMIT")
     found = sql("SELECT source, active FROM bismarck_dp.protected WHERE name = 'public.going' ORDER BY id DESC LIMIT 1")
     assert (found[0]["source"], found[0]["active"]) == (None, False)
@@ -414,14 +285,14 @@ def test_a_table_that_is_being_dropped_is_waited_for(db: Database, sql: Any) -> 
             other.rollback()
         connection.commit()
     with pytest.raises(BismarckError, match="does not exist"):
-        db.protect("leaving", 1.0, 0.0)
+        protect(db, "leaving", 1.0, 0.0)
 
 
 def test_the_owner_alone_hears_of_rows_that_count_for_nothing(
     db: Database, allowed: Database, rows: Any, sql: Any
 ) -> None:
     sql(f"UPDATE {rows.name} SET x = '{{NaN,0,0}}' WHERE id <= 7; UPDATE {rows.name} SET y = NULL WHERE id = 400")
-    db.protect(rows.name, 9.0, 1e-6)
+    protect(db, rows.name, 9.0, 1e-6)
     train = f"SELECT dp_train('{rows.name}', '%s', 'y', '{{x}}', 0.5, 1e-8, '%s')"
     for algorithm in ("bolton", "dpsgd", "dpcd"):
         assert notices(db, train % (f"ours {algorithm}", algorithm)) == ["8 of 400 rows count for nothing"]
@@ -433,7 +304,7 @@ def test_the_owner_alone_hears_of_rows_that_count_for_nothing(
 def test_who_is_lent_the_owners_rights_hears_nothing(db: Database, allowed: Database, rows: Any, sql: Any) -> None:
     """A function of the owner's that runs with the owner's rights: its caller is somebody else."""
     sql(f"UPDATE {rows.name} SET x = '{{NaN,0,0}}' WHERE id <= 7")
-    db.protect(rows.name, 9.0, 0.0)
+    protect(db, rows.name, 9.0, 0.0)
     body = f"SELECT name FROM dp_train(''{rows.name}'', $1, ''y'', ''{{x}}'', 0.5)"
     sql(f"CREATE FUNCTION lent(text) RETURNS text LANGUAGE sql SECURITY DEFINER AS '{body}'")
     try:
@@ -441,26 +312,6 @@ def test_who_is_lent_the_owners_rights_hears_nothing(db: Database, allowed: Data
         assert notices(allowed, "SELECT lent('theirs')") == []
     finally:
         sql("DROP FUNCTION lent(text)")
-
-
-def notices(who: Database, statement: str) -> list[str]:
-    """What the server says besides the answer."""
-    with who.engine.connect() as connection:
-        ours = connection.connection.driver_connection
-        ours.notices.clear()
-        ours.cursor().execute(statement)
-        said = list(ours.notices)
-        ours.commit()
-    return [line.split(":  ", 1)[1].split("\n")[0] for line in said]
-
-
-def test_another_total_adds_its_delta(db: Database, rows: Any) -> None:
-    db.protect(rows.name, 1.0, 1e-6)
-    db.protect(rows.name, 2.0, 1e-6)
-    db.train(rows.name, epsilon=0.5, delta=1e-8)
-    assert notices(db, f"SELECT dp_protect('{rows.name}', 2, 1e-6)") == []
-    (said,) = notices(db, f"SELECT dp_protect('{rows.name}', 3, 1e-7)")
-    assert "worth epsilon 3 and delta 1.1e-06 at most" in said
 
 
 # ---- the unit ----
@@ -481,7 +332,7 @@ def visits(db: Database, sql: Any) -> Any:
 def test_releases_are_for_the_unit_that_the_owner_named(
     db: Database, allowed: Database, visits: str, column: str, count: int
 ) -> None:
-    said = db.protect(visits, 3.0, 1e-6, privacy_unit=column, unit_rows=count)
+    said = protect(db, visits, 3.0, 1e-6, privacy_unit=column, unit_rows=count)
     assert said["privacy_unit"] == f"{column}, at most {count} row{'s' if count > 1 else ''}"
     for who in (allowed, db):
         model = who.train(visits, model=f"of {column} {who is db}", epsilon=0.5, delta=1e-8, batch_size=5)
@@ -499,7 +350,7 @@ def test_releases_are_for_the_unit_that_the_owner_named(
 
 def test_a_unit_costs_what_its_event_says(db: Database, allowed: Database, visits: str) -> None:
     """Three rows of a unit: the event is that of units, nine times a slot's rho."""
-    db.protect(visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=3)
+    protect(db, visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=3)
     model = allowed.train(visits, epsilon=0.5, delta=1e-8, batch_size=5)
     order = 7.0
     price = price_of_event(Event.from_json(model.event), 0.5, 1e-8, "replace", order)
@@ -509,7 +360,7 @@ def test_a_unit_costs_what_its_event_says(db: Database, allowed: Database, visit
 
 def test_other_units_are_refused(db: Database, allowed: Database, visits: str, rows: Any) -> None:
     """Also where a row is the unit: a promise for units is none for rows, and would show how many units there are."""
-    db.protect(visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=2)
+    protect(db, visits, 3.0, 1e-6, privacy_unit="patient", unit_rows=2)
     for other in ({"privacy_unit": "name", "unit_rows": 2}, {"privacy_unit": "patient"}):
         for who in (allowed, db):
             with pytest.raises(BismarckError, match="its privacy unit is patient, at most 2 rows"):
@@ -518,7 +369,7 @@ def test_other_units_are_refused(db: Database, allowed: Database, visits: str, r
         allowed.train(visits, epsilon=0.5, delta=1e-8, algorithm="dpsgd")
     with pytest.raises(BismarckError, match="tuning divides rows into portions"):
         allowed.tune(visits, grid={"lambda": [0.1]}, epsilon=0.5)
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     with pytest.raises(BismarckError, match="its privacy unit is row"):
         allowed.train(rows.name, epsilon=0.5, privacy_unit="id")
     with pytest.raises(BismarckError, match="its privacy unit is row"):
@@ -527,13 +378,13 @@ def test_other_units_are_refused(db: Database, allowed: Database, visits: str, r
 
 
 def test_the_unit_stays_once_something_was_spent(db: Database, visits: str) -> None:
-    db.protect(visits, 3.0, 1e-6)
-    db.protect(visits, 3.0, 1e-6, privacy_unit="patient")
+    protect(db, visits, 3.0, 1e-6)
+    protect(db, visits, 3.0, 1e-6, privacy_unit="patient")
     db.train(visits, epsilon=0.5, batch_size=5)
-    for other in ({}, {"privacy_unit": "name"}, {"privacy_unit": "patient", "unit_rows": 2}):
+    for other in ({"privacy_unit": None}, {"privacy_unit": "name"}, {"privacy_unit": "patient", "unit_rows": 2}):
         with pytest.raises(BismarckError, match="has releases whose privacy unit is patient, at most 1 row"):
-            db.protect(visits, 3.0, 1e-6, **other)
-    assert db.protect(visits, 9.0, 1e-6, privacy_unit="patient")["releases"] == 1
+            protect(db, visits, 3.0, 1e-6, **other)
+    assert protect(db, visits, 9.0, 1e-6, privacy_unit="patient")["releases"] == 1
 
 
 @pytest.mark.parametrize(
@@ -548,13 +399,13 @@ def test_the_unit_stays_once_something_was_spent(db: Database, visits: str) -> N
 )
 def test_units_that_are_none(db: Database, visits: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BismarckError, match=message):
-        db.protect(visits, 3.0, 1e-6, **options)
+        protect(db, visits, 3.0, 1e-6, **options)
     with pytest.raises(BismarckError, match="not protected"):
         db.budget(visits)
 
 
 def test_tuning_is_for_units_of_one_row(db: Database, allowed: Database, visits: str) -> None:
-    db.protect(visits, 3.0, 1e-6, privacy_unit="patient")
+    protect(db, visits, 3.0, 1e-6, privacy_unit="patient")
     for method in ("portions", "random_stopping"):
         model = allowed.tune(
             visits, model=method, grid={"lambda": [0.1, 1.0]}, epsilon=0.5, delta=1e-8, batch_size=2, method=method
@@ -590,7 +441,7 @@ def train_busily(db: Database, rows: Any, statement: str, algorithm: str) -> dic
 
 @pytest.mark.parametrize("algorithm", ["bolton", "dpsgd", "scs13"])
 def test_a_few_rows_more_are_paid_for(db: Database, rows: Any, algorithm: str) -> None:
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     more = f"INSERT INTO {rows.name} (id, y, x) VALUES (1000, 1, '{{0,0,0}}')"
     assert train_busily(db, rows, more, algorithm)["n"] == 401
 
@@ -598,7 +449,7 @@ def test_a_few_rows_more_are_paid_for(db: Database, rows: Any, algorithm: str) -
 def test_rows_that_went_and_make_it_dearer_are_refused(db: Database, table: Any) -> None:
     """Of few rows a sample of five is a larger share: its divergence at one order is larger, for the same epsilon."""
     rows = table(*two_classes(20_000, 3))
-    db.protect(rows.name, 3.0, 1e-6)
+    protect(db, rows.name, 3.0, 1e-6)
     spec = Spec.create("dpsgd", "logistic", 0.5, 1e-8, {"batch_size": 5})
     order = entry_order(db, rows)
     costs = [price_of_event(make_plan(spec, n, 3).event, 0.5, 1e-8, "replace", order).rho for n in (20_000, 400)]
@@ -607,23 +458,3 @@ def test_rows_that_went_and_make_it_dearer_are_refused(db: Database, table: Any)
         train_busily(db, rows, f"DELETE FROM {rows.name} WHERE id > 400", "dpsgd")
     assert db.budget(rows.name)["releases"] == 1, "paid all the same"
     assert db.models() == []
-
-
-def test_a_protection_of_another_transaction_is_seen_at_once(db: Database, rows: Any) -> None:
-    """And one of this transaction is not: the debit is another session's."""
-    with db.engine.connect() as connection:
-        connection.exec_driver_sql(f"SELECT dp_protect('{rows.name}', 1, 0)")
-        with pytest.raises(sqlalchemy.exc.DBAPIError, match="is not committed yet"), connection.begin_nested():
-            connection.exec_driver_sql(f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.5)")
-        connection.commit()
-        connection.exec_driver_sql(f"SELECT dp_train('{rows.name}', 'm', 'y', '{{x}}', 0.5)")
-    assert db.budget(rows.name)["releases"] == 1
-
-
-def test_labels_of_no_coding_are_not_heard_of(db: Database, allowed: Database, table: Any) -> None:
-    """What the owner is refused for, an analyst must not be told."""
-    rows = table(np.ones((100, 2)) / 4, np.arange(100.0))
-    db.protect(rows.name, 3.0, 0.0)
-    with pytest.raises(BismarckError, match="has other values than"):
-        db.train(rows.name, epsilon=0.5)
-    assert allowed.train(rows.name, epsilon=0.5).n == 100

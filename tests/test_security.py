@@ -37,13 +37,13 @@ def test_no_internal_function_can_be_called(secret: Secret) -> None:
 
 
 def test_no_internal_relation_can_be_read_or_written(secret: Secret) -> None:
-    """But for two views, which show one's own; all of them are the superuser's to read."""
+    """But for three views, which show one's own; all of them are the superuser's to read."""
     found = secret.root(
         "SELECT oid::regclass::text AS name, relkind FROM pg_class WHERE relnamespace = 'bismarck_dp'::regnamespace"
         " AND relkind IN ('r', 'v', 'S')"
     )
     assert {row["name"] for row in found if row["relkind"] != "S"} == {
-        f"bismarck_dp.{name}" for name in ("model", "models", "protected", "entry", "ledger")
+        f"bismarck_dp.{name}" for name in ("model", "models", "protected", "protections", "entry", "ledger")
     }
     for row in found:
         name, view = row["name"], row["relkind"] == "v"
@@ -335,14 +335,14 @@ def test_an_old_snapshot_does_not_keep_a_right(secret: Secret) -> None:
     """A transaction that began before the owner closed a column, or let an analyst go, sees the table as it was."""
     other = secret.session("analyst")
     for options in ('{"analysts": []}', '{"columns": ["id"]}'):
-        secret.protect()
+        secret.protect(options='{"analysts": null, "columns": null}')
         other("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
         secret.protect(options=options)
         secret.analyst.refused(train(), "permission denied|is not open")
         other.refused(train(), "was changed meanwhile: nothing was spent")
         other("ROLLBACK")
     assert secret.releases() == 0
-    secret.protect()
+    secret.protect(options='{"analysts": null, "columns": null}')
     secret.analyst(train())
 
 
@@ -441,7 +441,7 @@ def test_awkward_names_name_what_they_are(secret: Secret, name: str) -> None:
     table = f"{quoted(name)}.{quoted(name)}"
     secret.root(f"CREATE TABLE {table} AS SELECT y AS {quoted(name)}, x AS {quoted(name[1:])} FROM secret")
     try:
-        secret.root("SELECT * FROM dp_protect(%s, 10, 0)", table)
+        secret.root("SELECT * FROM dp_protect(%s, 10, 0, %s)", table, json.dumps({"classes": {name: [-1, 1]}}))
         secret.root(f"GRANT USAGE ON SCHEMA {quoted(name)} TO {quoted(name)}")
         role = secret.session(name)
         values = (table, name, name, [name[1:]])

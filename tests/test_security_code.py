@@ -54,7 +54,7 @@ def test_an_analyst_who_is_owner_and_stranger_at_once_gains_nothing(secret: Secr
     secret.analyst(SPY)
     secret.analyst("CREATE TABLE mine AS SELECT i % 2 AS y, ARRAY[i / 60.0] AS x FROM generate_series(1, 60) AS i")
     secret.analyst("CREATE INDEX ON mine ((public.spy(1)))")
-    secret.analyst("SELECT * FROM dp_protect('mine', 10, 0)")
+    secret.analyst("SELECT * FROM dp_protect('mine', 10, 0, '{\"classes\": {\"y\": [0, 1]}}')")
     secret.sprung()
     secret.analyst("SET ROLE dp_analyst")
     secret.analyst(train(source="mine"))

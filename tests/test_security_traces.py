@@ -204,6 +204,7 @@ def test_odd_rows_change_nothing_that_is_seen(secret: Secret, way: str) -> None:
     """Errors, notices and every column but the weights are the same for each neighbour as for the table itself."""
     secret.analyst("CREATE TABLE own AS SELECT i % 2 * 2 - 1 AS y, ARRAY[i, 1.0] AS x FROM generate_series(1, 60) AS i")
     secret.analyst(train("own", "own"))
+    outcome(secret, WAYS[way])  # the first release may be the one that divergences end with
     plain = outcome(secret, WAYS[way])
     assert isinstance(plain[0], list), plain
     for odd, (label, features) in ODD.items():
@@ -233,7 +234,7 @@ def test_a_plan_says_nothing_of_labels_and_lengths(secret: Secret) -> None:
     plain, owners = outcome(secret, explain), secret.keeper(explain)
     secret.keeper("UPDATE secret SET y = id % 5, x = ARRAY[id]")
     assert outcome(secret, explain) == plain
-    assert secret.keeper(explain) != owners
+    assert secret.keeper(explain) == owners
     secret.protect(options='{"lengths": {"x": 3}}')
     assert secret.analyst.one(f"SELECT value FROM ({explain}) AS e WHERE key = 'd'") == "3"
     secret.analyst.refused("SELECT * FROM dp_explain('secret', 'e', 'y', '{}', 1)", "no feature columns")
@@ -244,7 +245,7 @@ def test_types_are_told_and_values_are_not(secret: Secret) -> None:
     secret.keeper("ALTER TABLE secret ADD w text, ADD bad text[]; UPDATE secret SET w = 'told to nobody'")
     for features, message in (
         ("{w}", 'column "w" has type text'),
-        ("{bad}", "is not known"),
+        ("{bad}", 'column "bad" has type text\\[\\], which is not an array of numbers'),
         ("{x,id}", 'column "x" has type double precision'),
         ("{nope}", 'column "nope" of "secret" does not exist'),
         ("{tableoid}", "does not exist"),

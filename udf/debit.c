@@ -13,6 +13,7 @@
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/event_trigger.h"
 #include "commands/trigger.h"
@@ -27,11 +28,15 @@
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/regproc.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/wait_event.h"
 
 PG_FUNCTION_INFO_V1(dp_debit);
+PG_FUNCTION_INFO_V1(dp_source_in);
+PG_FUNCTION_INFO_V1(dp_source_out);
+PG_FUNCTION_INFO_V1(dp_protected_now);
 PG_FUNCTION_INFO_V1(dp_append_only);
 PG_FUNCTION_INFO_V1(dp_forget_dropped);
 
@@ -55,15 +60,17 @@ typedef struct Slip {
  * Paid if, with this release, Renyi divergences stay within their bound, or simple sums within theirs, or there is no
  * other release and it stays within all (bismarck_dp/budget.py has the proof). Sums are of decimal numbers: exact.
  * The caller may look at an old snapshot: what was found there about who may train on what must hold now.
- * A protection that is just being changed, by the caller perhaps, is none: what it will be is not known.
+ * A protection that is just being changed, by the caller perhaps, is none: what it will be is not known. One that
+ * another owner has made may be another table's, of the same number, that went without our hearing of it.
  */
 static const char *const entry_statement =
     "INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency,"
-    "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta, outcome,"
+    "                               privacy_unit, unit_rows, renyi_order, rho, slack, epsilon, delta,"
+    "                               total_epsilon, total_delta, composition, outcome,"
     "                               releases, unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)"
     " SELECT p.id, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency,"
-    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, CASE WHEN o.paid THEN 'paid' "
-    "ELSE 'refused' END,"
+    "  r.privacy_unit, r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta,"
+    "  p.epsilon, p.delta, p.composition, CASE WHEN o.paid THEN 'paid' ELSE 'refused' END,"
     "  CASE WHEN o.paid THEN s.releases OPERATOR(pg_catalog.+) 1 END,"
     "  CASE WHEN o.paid THEN s.unpriced OPERATOR(pg_catalog.+) (r.rho IS NULL)::pg_catalog.int4 END,"
     "  CASE WHEN o.paid THEN s.rho OPERATOR(pg_catalog.+) coalesce(r.rho, 0) END,"
@@ -76,7 +83,9 @@ static const char *const entry_statement =
     "  AND p.adjacency OPERATOR(pg_catalog.=) r.adjacency AND p.privacy_unit IS NOT DISTINCT FROM r.privacy_unit"
     "  AND p.unit_rows OPERATOR(pg_catalog.=) r.unit_rows AND p.renyi_order IS NOT DISTINCT FROM r.renyi_order"
     "  AND pg_catalog.jsonb_build_object('analysts', p.analysts, 'columns', p.columns)"
-    "   OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->) 'terms'),"
+    "   OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->) 'terms')"
+    " JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid"
+    "  AND pg_catalog.pg_get_userbyid(c.relowner)::pg_catalog.text OPERATOR(pg_catalog.=) p.owner,"
     " LATERAL bismarck_dp.spent(p.id) AS s,"
     " LATERAL (SELECT coalesce("
     "   s.mixed OPERATOR(pg_catalog.=) 0"
@@ -213,6 +222,10 @@ dp_debit(PG_FUNCTION_ARGS)
         ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION), errmsg("a standby enters no debits"),
                         errhint("Train on the primary server.")));
     PreventCommandIfReadOnly("a debit");
+    /* Of an index, a view or a table being analyzed: whoever is logged in has asked for something else. */
+    if (InSecurityRestrictedOperation())
+        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                        errmsg("no debit is made by what an index or a materialized view computes")));
     shared = dsm_create(offsetof(Slip, request) + strlen(text) + 1, 0);
     slip = dsm_segment_address(shared);
     slip->database = MyDatabaseId;
@@ -222,7 +235,8 @@ dp_debit(PG_FUNCTION_ARGS)
     slip->entry = 0;
     strcpy(slip->request, text);
     if (WaitForBackgroundWorkerShutdown(start_worker(shared)) != BGWH_STOPPED || slip->outcome[0] == '\0')
-        ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("the debit was not answered, and may be spent or not"),
+        ereport(ERROR, (errcode(ERRCODE_TRANSACTION_RESOLUTION_UNKNOWN),
+                        errmsg("the debit was not answered, and may be spent or not"),
                         errhint("The server's log says why; dp_budget says what is spent.")));
     values[0] = CStringGetTextDatum(slip->outcome);
     values[1] = Int64GetDatum(slip->entry);
@@ -232,6 +246,51 @@ dp_debit(PG_FUNCTION_ARGS)
 }
 
 /* ---- what keeps entries ---- */
+
+/* A table by its name, as regclass reads it; 0 where there is none, and for numbers, which mean nothing elsewhere. */
+Datum
+dp_source_in(PG_FUNCTION_ARGS)
+{
+    char *name = PG_GETARG_CSTRING(0);
+    List *names;
+
+    if (name[strspn(name, "0123456789")] == '\0' || strcmp(name, "-") == 0)
+        PG_RETURN_OID(InvalidOid);
+#if PG_VERSION_NUM >= 160000
+    names = stringToQualifiedNameList(name, NULL);
+#else
+    names = stringToQualifiedNameList(name);
+#endif
+    PG_RETURN_OID(RangeVarGetRelid(makeRangeVarFromNameList(names), NoLock, true));
+}
+
+Datum
+dp_source_out(PG_FUNCTION_ARGS)
+{
+    return DirectFunctionCall1(regclassout, PG_GETARG_DATUM(0));
+}
+
+static const char *const protected_statement =
+    "SELECT FROM bismarck_dp.protected WHERE active AND source::pg_catalog.oid OPERATOR(pg_catalog.=) $1";
+
+/* protected_now(source): whether it is, whatever the caller's snapshot shows. */
+Datum
+dp_protected_now(PG_FUNCTION_ARGS)
+{
+    Oid types[] = {OIDOID};
+    Datum values[] = {PG_GETARG_DATUM(0)};
+    SPIPlanPtr plan;
+    bool found;
+
+    SPI_connect();
+    plan = SPI_prepare(protected_statement, 1, types);
+    if (plan == NULL ||
+        SPI_execute_snapshot(plan, values, NULL, GetLatestSnapshot(), InvalidSnapshot, true, false, 1) != SPI_OK_SELECT)
+        elog(ERROR, "the protection could not be looked up");
+    found = SPI_processed > 0;
+    SPI_finish();
+    PG_RETURN_BOOL(found);
+}
 
 Datum
 dp_append_only(PG_FUNCTION_ARGS)
@@ -243,8 +302,8 @@ dp_append_only(PG_FUNCTION_ARGS)
 }
 
 static const char *const dropped_statement =
-    "UPDATE bismarck_dp.protected SET source = NULL, active = false WHERE source IN"
-    " (SELECT objid FROM pg_catalog.pg_event_trigger_dropped_objects()"
+    "UPDATE bismarck_dp.protected SET source = NULL, active = false WHERE source::pg_catalog.oid"
+    " OPERATOR(pg_catalog.=) ANY (SELECT objid FROM pg_catalog.pg_event_trigger_dropped_objects()"
     "   WHERE classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass"
     "     AND objsubid OPERATOR(pg_catalog.=) 0)";
 

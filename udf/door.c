@@ -151,6 +151,9 @@ dp_call(PG_FUNCTION_ARGS)
     options = NewGUCNestLevel();
     dp_set_option("search_path", "pg_catalog, pg_temp");
     dp_set_option("extra_float_digits", "1"); /* numbers cross the door as text, with all their digits */
+    /* Where rows lie is the database's to say. */
+    dp_set_option("default_tablespace", "");
+    dp_set_option("temp_tablespaces", "");
     keep_steps_quiet(caller.role);
     innermost = &caller;
     PG_TRY();

@@ -107,10 +107,10 @@ plan_query(const char *query)
 }
 
 static void
-run_query(const char *query, Receiver *receiver)
+run_query(const char *query, PlannedStmt *plan, Receiver *receiver)
 {
-    QueryDesc *desc =
-        CreateQueryDesc(plan_query(query), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
+    QueryDesc *desc = CreateQueryDesc(copyObject(plan), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest,
+                                      NULL, NULL, 0);
 
     ExecutorStart(desc, 0);
 #if PG_VERSION_NUM >= 180000
@@ -228,11 +228,12 @@ read_admitted(const DpSource *source, Receiver *receiver)
 
 /* ---- reading, once or twice ---- */
 
-/* A query may be run twice, and must be the same one: names could lead elsewhere, or rows come in another order. */
+/* A query may be run twice, by one plan: names could lead elsewhere, or rows come in another order. */
 typedef struct Reading {
     const DpSource *source;
     bool label;
     char *query; /* NULL: the caller is admitted */
+    PlannedStmt *plan;
 } Reading;
 
 static void
@@ -247,7 +248,7 @@ read_once(const Reading *reading, DpReceive receive, void *arg)
     if (reading->query == NULL)
         read_admitted(reading->source, &receiver);
     else
-        run_query(reading->query, &receiver);
+        run_query(reading->query, reading->plan, &receiver);
 }
 
 /* ---- at most so many rows of each unit ---- */
@@ -368,12 +369,14 @@ typedef int64 (*ReadRows)(const Reading *reading, DpReceive receive, void *arg);
 
 /* However often rows are read, it is under one snapshot. */
 static int64
-read_under_one_snapshot(const Reading *reading, ReadRows read, DpReceive receive, void *arg)
+read_under_one_snapshot(Reading *reading, ReadRows read, DpReceive receive, void *arg)
 {
     int64 slots;
 
     PushCopiedSnapshot(GetActiveSnapshot());
     UpdateActiveSnapshotCommandId();
+    if (reading->query != NULL)
+        reading->plan = plan_query(reading->query);
     slots = read(reading, receive, arg);
     PopActiveSnapshot();
     return slots;

@@ -20,6 +20,7 @@
 #include "utils/lsyscache.h"
 #include "utils/numeric.h"
 
+PG_FUNCTION_INFO_V1(dp_number_kind);
 PG_FUNCTION_INFO_V1(dp_hold_source);
 PG_FUNCTION_INFO_V1(dp_describe);
 
@@ -46,6 +47,19 @@ dp_number_type(Oid type)
     default:
         return DP_NOT_A_NUMBER;
     }
+}
+
+/* number_kind(type): number, array of numbers, or NULL. */
+Datum
+dp_number_kind(PG_FUNCTION_ARGS)
+{
+    Oid type = PG_GETARG_OID(0), element = get_element_type(getBaseType(type));
+
+    if (dp_number_type(type) != DP_NOT_A_NUMBER)
+        PG_RETURN_DATUM(CStringGetTextDatum("number"));
+    if (OidIsValid(element) && dp_number_type(element) != DP_NOT_A_NUMBER)
+        PG_RETURN_DATUM(CStringGetTextDatum("array"));
+    PG_RETURN_NULL();
 }
 
 Oid
@@ -88,6 +102,10 @@ dp_names_of(ArrayType *array)
     List *names = NIL;
 
     deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+    /* Names may be repeated; descriptors of rows count columns in 16 bits. */
+    if (n > MaxHeapAttributeNumber)
+        ereport(ERROR, (errcode(ERRCODE_TOO_MANY_COLUMNS), errmsg("%d feature columns are named", n),
+                        errhint("Name at most %d, or one array column.", MaxHeapAttributeNumber)));
     for (int i = 0; i < n; i++) {
         if (nulls[i])
             ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("a feature column has no name")));
@@ -162,11 +180,11 @@ dp_source(Oid relation, text *label, ArrayType *features, Jsonb *params)
     return source;
 }
 
-/* hold_source(source): what is there now stays. */
+/* hold_source(source): what is there now stays, and nobody else holds it so. */
 Datum
 dp_hold_source(PG_FUNCTION_ARGS)
 {
-    LockRelationOid(PG_GETARG_OID(0), AccessShareLock);
+    LockRelationOid(PG_GETARG_OID(0), ShareUpdateExclusiveLock);
     if (get_rel_relkind(PG_GETARG_OID(0)) == '\0')
         ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("the table does not exist")));
     PG_RETURN_VOID();

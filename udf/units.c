@@ -73,8 +73,8 @@ check_type(const char *column, Oid type)
         ereport(ERROR,
                 (errcode(ERRCODE_DATATYPE_MISMATCH),
                  errmsg("column \"%s\" has type %s, which cannot be a privacy unit", column, format_type_be(type)),
-                 errhint("Use a whole number, text, varchar, uuid or date: cast it to bigint or text, in a view "
-                         "for example.")));
+                 errhint("Use a whole number, text, varchar, uuid or date: cast it to bigint or text, in a view or, of "
+                         "a table that is protected, for good.")));
     }
 }
 
