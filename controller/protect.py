@@ -373,8 +373,8 @@ def _parse_classes(classes: Any, facts: dict[str, Any]) -> dict[str, list[float]
 def _found_classes(
     engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]
 ) -> dict[str, list[float]]:
-    """Which columns are written as -1/1, 0/1 or boolean, as their owner sees them. Public from here on, which is no more
-    than a check of the table would say; how many classes there are is not found so, but has to be named.
+    """Which columns are written as -1/1, 0/1 or boolean, as their owner sees them; public from here on, as a check of
+    the table would be. How many classes there are of more than two would tell what is in the rows: it has to be named.
     """
     found = {}
     for column in facts["numbers"]:

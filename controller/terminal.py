@@ -73,6 +73,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, dict):
         return json.dumps(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

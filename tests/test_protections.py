@@ -89,9 +89,8 @@ def test_the_coding_of_two_classes_is_found_when_a_table_is_protected(
     x, y = two_classes(300, 3)
     rows = table(x, (y + 1) / 2)
     sql(f"ALTER TABLE {rows.name} ADD three int, ADD nothing int, ADD mostly int, ADD yes boolean")
-    sql(
-        f"UPDATE {rows.name} SET three = id % 3, mostly = CASE WHEN id < 20 THEN id ELSE id % 2 * 2 - 1 END, yes = y > 0"
-    )
+    sql(f"UPDATE {rows.name} SET three = id % 3, mostly = id % 2 * 2 - 1, yes = y > 0")
+    sql(f"UPDATE {rows.name} SET mostly = id WHERE id < 20")
     assert db.protect(rows.name, 9.0, 0.0)["classes"] == {"y": [0.0, 1.0], "mostly": [-1.0, 1.0], "yes": [0.0, 1.0]}
     sql(f"UPDATE {rows.name} SET y = y * 2 - 1")
     for ask in (

@@ -109,8 +109,8 @@ plan_query(const char *query)
 static void
 run_query(const char *query, PlannedStmt *plan, Receiver *receiver)
 {
-    QueryDesc *desc = CreateQueryDesc(copyObject(plan), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest,
-                                      NULL, NULL, 0);
+    QueryDesc *desc =
+        CreateQueryDesc(copyObject(plan), query, GetActiveSnapshot(), InvalidSnapshot, &receiver->dest, NULL, NULL, 0);
 
     ExecutorStart(desc, 0);
 #if PG_VERSION_NUM >= 180000
