@@ -534,6 +534,9 @@ DO LANGUAGE plpython3u $$
     for row in plpy.execute(named + " WHERE g.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid"):
         plpy.execute(f"REVOKE ALL ON {row['kind']} {row['object']} FROM {plpy.quote_ident(row['role'])}")
 $$;
+REVOKE CREATE ON SCHEMA bismarck_dp FROM PUBLIC;
+REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON ALL TABLES IN SCHEMA bismarck_dp FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA bismarck_dp FROM PUBLIC;
 
 -- Everyone may call them, with their own rights. An administrator who revokes that from PUBLIC leaves it to these roles.
 GRANT EXECUTE ON FUNCTION @extschema@.dp_protect(regclass, float8, float8, jsonb), @extschema@.dp_unprotect(regclass)

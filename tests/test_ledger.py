@@ -418,6 +418,55 @@ def test_dump_and_restore(durable: House, style: str, tmp_path: Path) -> None:
     durable.ask(f"DROP DATABASE {name}")
 
 
+def test_a_dump_that_leaves_tables_out(durable: House, tmp_path: Path) -> None:
+    """Their entries stay, and mean no other table; the others' budgets go on."""
+    durable.train("m0")
+    for name in ("spare", "extra"):
+        durable.ask(f"CREATE TABLE {name} AS TABLE {durable.table}; SELECT dp_protect('{name}', 1, 0)")
+        durable.ask(f"SELECT dp_train('{name}', 'of {name}', 'y', '{{x}}', 0.5)")
+    file = str(tmp_path / "dump")
+    run_tool(durable, "pg_dump", "-T", "spare", "-T", "public.extra", "-f", file, durable.database)
+    durable.ask("CREATE DATABASE fewer")
+    run_tool(durable, "psql", "-d", "fewer", "-v", "ON_ERROR_STOP=1", "-f", file)
+    other = House(durable.db, durable.table, "ann", "fewer")
+    assert other.paid() == durable.paid()
+    assert other.train("m1", 0.9) > 0
+    ledger = 'SELECT source, "table", epsilon::text FROM bismarck_dp.ledger WHERE source IN (%s, %s) ORDER BY id'
+    left_out = [(f"public.{name}", None, "0.5") for name in ("spare", "extra")]
+    assert other.ask(ledger, "public.spare", "public.extra") == left_out
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        other.ask(
+            "INSERT INTO bismarck_dp.protected (source, name, owner, active, epsilon, delta, composition, adjacency,"
+            " unit_rows, summed_delta, analysts, lengths, classes) SELECT source, name, owner, active, epsilon, delta,"
+            " composition, adjacency, unit_rows, summed_delta, analysts, lengths, classes FROM bismarck_dp.protected"
+            " WHERE source::oid = %s::regclass",
+            other.table,
+        )
+    owner = other.connect("postgres")
+    answer(owner, f"CREATE TABLE spare AS TABLE {other.table}; SELECT dp_protect('spare', 1, 0)")
+    assert any("was protected before, and is gone" in notice for notice in owner.notices)
+    other.close()
+    durable.ask("DROP DATABASE fewer")
+    durable.ask("DROP TABLE spare, extra")
+
+
+def test_a_tables_number_is_no_name(house: House) -> None:
+    """In another database it is another table's. So dumps have names, which lead to the table or to none."""
+    read = "SELECT %s::bismarck_dp.source::oid::regclass::text"
+    quoted = "Qu\"o.ted; '"
+    house.ask('CREATE SCHEMA "A.b"; CREATE TABLE "A.b"."Qu""o.ted; \'" (y int)')
+    try:
+        number = house.ask("SELECT oid::text FROM pg_class WHERE relname = %s", quoted)[0][0]
+        (name,) = house.ask("SELECT %s::oid::bismarck_dp.source::text", number)[0]
+        assert house.ask(read, name) == [(name,)]
+        for other in (number, "-", "nowhere", "no.where"):
+            assert house.ask(read, other) == [("-",)]
+        with pytest.raises(psycopg2.Error, match="invalid name syntax"):
+            house.ask(read, "a b")
+    finally:
+        house.ask('DROP SCHEMA "A.b" CASCADE')
+
+
 def test_a_standby(durable: House, tmp_path_factory: Any) -> None:
     """It answers from models, and trains none."""
     durable.train("m0")

@@ -384,6 +384,29 @@ def test_entries_of_others_are_not_shown(secret: Secret) -> None:
     assert "seen hidden" not in said
 
 
+@pytest.mark.parametrize("view", ["ledger", "models"])
+def test_guesses_about_others_are_not_counted(secret: Secret, view: str) -> None:
+    """How many rows a condition of hers leaves out, as the server counts them, is the same for right and wrong ones."""
+    secret.keeper(train("of the keeper"))
+    secret.analyst(train("mine"))
+    column = "model" if view == "ledger" else "name"
+    plan = "EXPLAIN (ANALYZE, VERBOSE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT 1 FROM bismarck_dp."
+    plans = {
+        str(secret.analyst(f"{plan}{view} WHERE {column} = '{guess}'")).replace(guess, "")
+        for guess in ("of the keeper", "of nobody")
+    }
+    assert len(plans) == 1
+    assert "Rows Removed" in plans.pop()
+
+
+def test_more_columns_than_a_row_has_are_refused(secret: Secret) -> None:
+    many = "{" + ",".join(["id"] * 70_000) + "}"
+    for who in (secret.keeper, secret.analyst):
+        for function in ("dp_train", "dp_explain"):
+            who.refused(f"SELECT * FROM {function}('secret', 'm', 'y', '{many}', 1)", "70000 feature columns are named")
+    assert secret.releases() == 0
+
+
 def test_a_role_made_again_has_no_models_of_its_namesake(secret: Secret) -> None:
     """A name is all that an owner gave, and all that the ledger keeps: whoever makes roles hands those on."""
     secret.root("CREATE ROLE twice LOGIN")

@@ -62,6 +62,31 @@ def test_an_analyst_who_is_owner_and_stranger_at_once_gains_nothing(secret: Secr
     assert secret.root.one("SELECT who FROM bismarck_dp.entry ORDER BY id DESC LIMIT 1") == "dp_analyst"
 
 
+WAITING = {
+    "REFRESH MATERIALIZED VIEW view": "CREATE MATERIALIZED VIEW view AS SELECT public.spend(1) AS a",
+    "REINDEX TABLE heap": "CREATE INDEX ON heap (public.spend(a))",
+    "ANALYZE heap": "CREATE INDEX ON heap (public.spend(a))",
+}
+"""What somebody else will do, and what lies there for him."""
+
+
+@pytest.mark.parametrize("chore", WAITING)
+def test_chores_of_others_pay_for_nothing(secret: Secret, chore: str) -> None:
+    """Code of an analyst that a superuser runs without knowing: the ledger would say that he was logged in."""
+    secret.analyst("CREATE TABLE armed (a int); CREATE TABLE heap AS SELECT 1 AS a")
+    secret.analyst(
+        "CREATE FUNCTION public.spend(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN"
+        " IF EXISTS (SELECT FROM public.armed) THEN"
+        " PERFORM public.dp_train('public.secret', 'spent', 'y', '{x}', 1); END IF; RETURN $1; END $$"
+    )
+    secret.analyst(WAITING[chore])
+    secret.analyst("INSERT INTO armed VALUES (1)")
+    secret.root.refused(chore, "no debit is made by what an index or a materialized view computes")
+    assert secret.releases() == 0
+    secret.analyst("SELECT public.spend(1)")
+    assert secret.releases() == 1, "the trap works"
+
+
 def test_row_policies_neither_run_nor_hide_rows(secret: Secret) -> None:
     """n is that of the table, whatever its policies say, forced or not."""
     secret.keeper(SPY)

@@ -236,6 +236,42 @@ def test_nothing_of_anybody_elses_is_built_in(make: Any, version: str | None) ->
     engine.dispose()
 
 
+GENEROUS = [
+    f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO {whom}"
+    for kind in ("TABLES", "SEQUENCES", "FUNCTIONS", "SCHEMAS")
+    for whom in ("PUBLIC", "friend")
+]
+
+GIVEN = """
+    SELECT relname::text, r.grantee, r.privilege_type FROM pg_class AS c, LATERAL aclexplode(relacl) AS r
+        WHERE relnamespace = 'bismarck_dp'::regnamespace AND r.grantee <> relowner
+    UNION SELECT proname::text, r.grantee, r.privilege_type FROM pg_proc AS p,
+        LATERAL aclexplode(coalesce(proacl, acldefault('f', proowner))) AS r
+        WHERE pronamespace = 'bismarck_dp'::regnamespace AND r.grantee <> proowner
+    UNION SELECT nspname::text, r.grantee, r.privilege_type FROM pg_namespace AS n, LATERAL aclexplode(nspacl) AS r
+        WHERE nspname = 'bismarck_dp' AND r.grantee <> nspowner
+"""
+
+
+@pytest.mark.parametrize("version", [None, *FROZEN])
+def test_rights_that_are_given_with_everything_new_are_not_given_here(make: Any, version: str | None) -> None:
+    """ALTER DEFAULT PRIVILEGES of an administrator means other things than the ledger."""
+    create = CREATE.format(__version__) if version is None else CREATE.format(version)
+    after = [] if version is None else [UPDATE]
+    url = make("generous", "DROP ROLE IF EXISTS friend", "CREATE ROLE friend", *GENEROUS, create, *after)
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql(
+            f"SELECT relname, g.grantee::regrole::text, privilege_type FROM ({GIVEN}) AS g"
+        )
+        views = {(view, "-", "SELECT") for view in ("models", "ledger", "protections")}
+        door = {("call", role, "EXECUTE") for role in ("-", "friend", "dp_owner", "dp_analyst")}
+        assert {tuple(row) for row in found} == {*views, *door, ("bismarck_dp", "-", "USAGE")}
+        connection.exec_driver_sql("DROP OWNED BY friend; DROP ROLE friend")
+        connection.commit()
+    engine.dispose()
+
+
 def test_the_comparison_itself(make: Any) -> None:
     engine = sqlalchemy.create_engine(make("new", CREATE.format(__version__)))
     changes = {
