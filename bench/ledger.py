@@ -24,10 +24,10 @@ TRAININGS = 50
 
 FILL = """
     INSERT INTO bismarck_dp.entry (protected, source, who, login, verb, model, spec, event, adjacency, privacy_unit,
-        unit_rows, renyi_order, rho, slack, epsilon, delta, outcome, releases, unpriced, sum_rho, sum_slack,
-        sum_epsilon, sum_delta)
+        unit_rows, renyi_order, rho, slack, epsilon, delta, total_epsilon, total_delta, composition, outcome, releases,
+        unpriced, sum_rho, sum_slack, sum_epsilon, sum_delta)
     SELECT r.protected, r.source, r.who, r.login, r.verb, r.model, r.spec, r.event, r.adjacency, r.privacy_unit,
-        r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, 'paid',
+        r.unit_rows, r.renyi_order, r.rho, r.slack, r.epsilon, r.delta, 1000, 1e-6, 'zcdp', 'paid',
         s.releases + i, s.unpriced, s.rho + i * r.rho, s.slack + i * r.slack,
         s.epsilon + i * r.epsilon, s.delta + i * r.delta
     FROM jsonb_populate_record(NULL::bismarck_dp.entry, %s) AS r, LATERAL bismarck_dp.spent(r.protected) AS s,
