@@ -26,7 +26,7 @@ from bismarck_dp.model import Model
 
 from . import queries
 from .engines import Engine
-from .protect import Bill, guard
+from .guard import Bill, guard
 
 FIELDS = {"source", "model", "label", "features", "epsilon", "delta", "options"}
 

@@ -17,7 +17,7 @@ from bismarck_dp.solvers import SOLVERS, make_plan
 from bismarck_dp.spec import OPTIONS, Spec, unknown
 
 from .engines import Engine, Packed, Request, Shape, Shelf
-from .protect import Bill, check_paid, guard_of
+from .guard import Bill, check_paid, guard_of
 
 LONGEST_NAME = 200
 

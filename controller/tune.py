@@ -39,7 +39,7 @@ from bismarck_dp.tuning import (
 )
 
 from .engines import Engine, Packed, Portions, Request, Shape, Shelf
-from .protect import Bill, Guard, check_paid, guard_of, refuse_protected
+from .guard import Bill, Guard, check_paid, guard_of, refuse_protected
 from .train import (
     Fitted,
     Progress,

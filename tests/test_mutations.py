@@ -695,24 +695,66 @@ MUTATIONS = [
     ),
     Mutation(
         "rows counted aloud for whoever calls",
-        "controller/protect.py",
-        "tells_bad=self.protection is not None and self.protection.heard",
+        "controller/guard.py",
+        "tells_bad=self.protection is not None and self.protection.told",
         "tells_bad=self.protection is not None",
         "test_protect.py::test_who_is_lent_the_owners_rights_hears_nothing",
     ),
     Mutation(
         "strangers who train without privacy",
-        "controller/protect.py",
+        "controller/guard.py",
         "    if not private:\n        raise",
         "    if not private and not found.allowed:\n        raise",
         "test_regress.py::test_sql_output_is_as_expected",
     ),
     Mutation(
         "a unit that is not the owner's",
-        "controller/protect.py",
+        "controller/guard.py",
         "return {**options, **self.protection.unit} if",
         "return {**options} if",
         "test_protect.py::test_releases_are_for_the_unit_that_the_owner_named[patient-1]",
+    ),
+    Mutation(
+        "labels counted for a private model of the owner's",
+        "controller/guard.py",
+        "if self.protection is None or not self.private:",
+        "if not self.stranger or not self.private:",
+        "test_protections.py::test_the_owner_looks_at_no_label_for_a_private_model",
+    ),
+    Mutation(
+        "a protection by another owner",
+        "controller/guard.py",
+        "if found.owner_now != found.owner:",
+        "if found.owner_now == '':",
+        "test_protections.py::test_a_protection_of_a_table_that_went_opens_no_other",
+    ),
+    Mutation(
+        "a snapshot from before the protection",
+        "udf/debit.c",
+        "SPI_execute_snapshot(plan, values, NULL, GetLatestSnapshot()",
+        "SPI_execute_snapshot(plan, values, NULL, GetActiveSnapshot()",
+        "test_protections.py::test_an_old_snapshot_does_not_hide_a_protection",
+    ),
+    Mutation(
+        "debits for whoever refreshes a view",
+        "udf/debit.c",
+        "if (InSecurityRestrictedOperation())",
+        "if (InSecurityRestrictedOperation() && IsBinaryUpgrade)",
+        "test_security_code.py::test_chores_of_others_pay_for_nothing",
+    ),
+    Mutation(
+        "numbers of tables as names",
+        "udf/debit.c",
+        "PG_RETURN_OID(InvalidOid);",
+        "PG_RETURN_OID(atooid(name));",
+        "test_ledger.py::test_a_tables_number_is_no_name",
+    ),
+    Mutation(
+        "conditions that are counted on hidden entries",
+        "sql/bismarck_dp.sql",
+        "CURRENT_USER)\n    OFFSET 0;\nGRANT SELECT ON bismarck_dp.ledger",
+        "CURRENT_USER);\nGRANT SELECT ON bismarck_dp.ledger",
+        "test_security.py::test_guesses_about_others_are_not_counted[ledger]",
     ),
 ]
 
@@ -754,8 +796,8 @@ def run_on(mutation: Mutation) -> subprocess.CompletedProcess[str]:
 def test_mutation_makes_a_named_test_fail(mutation: Mutation) -> None:
     run = run_on(mutation)
     assert run.returncode == 1, run.stdout + run.stderr
-    # Of several ways to fail, hypothesis shows a group of exceptions.
-    assert re.search(r"^(E| +\|) +(AssertionError|assert )", run.stdout, re.MULTILINE), run.stdout
+    # Of several ways to fail, hypothesis shows a group of exceptions. A refusal that is missing is a failure, too.
+    assert re.search(r"^(E| +\|) +(AssertionError|assert |Failed: DID NOT RAISE)", run.stdout, re.MULTILINE), run.stdout
     assert "1 failed" in run.stdout, run.stdout
     assert "error" not in run.stdout.splitlines()[-1], run.stdout
 

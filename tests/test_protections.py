@@ -441,7 +441,7 @@ def test_the_owner_looks_at_no_label_for_a_private_model(db: Database, rows: Any
     body = f"SELECT value FROM dp_explain(''{rows.name}'', ''m'', ''y'', ''{{x}}'', 0.5) WHERE key = ''d''"
     sql(f"CREATE FUNCTION lent() RETURNS text LANGUAGE sql SECURITY DEFINER AS '{body}'")
     try:
-        for change in ("y = 2 WHERE id < 50", "y = id", "x = '{1}' WHERE id = 1", "y = NULL"):
+        for change in ("y = id % 2", "y = 2 WHERE id < 50", "y = id", "x = '{1}' WHERE id = 1", "y = NULL"):
             sql(f"UPDATE {rows.name} SET {change}")
             model = db.train(rows.name, epsilon=0.5)
             assert (model.classes.tolist(), model.d, sql("SELECT lent()")) == ([-1.0, 1.0], 3, [{"lent": "3"}])
