@@ -49,6 +49,7 @@ from decimal import ROUND_DOWN, Context, Decimal
 
 from .accounting import Event
 from .errors import BismarckError
+from .mechanisms import log1p_exp
 from .plan import Plan
 from .renyi import ORDERS, PAID, Curve, Orders, curve_of, largest
 from .spec import SMALLEST_DELTA
@@ -69,6 +70,9 @@ DOWN = 1 - 1e-9
 """Bounds are computed in doubles, and taken from below."""
 
 MOST_EPSILON = 1e3
+
+LEAST_SLACK = 1e-300
+"""Below that doubles lose digits, or are 0: nothing that may go wrong is cheaper, and no total has less but none."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,9 @@ class Total:
         summed = SUMMED * delta
         if order is None or (bound := order_bound(order, epsilon, delta)) <= 0:
             return cls(epsilon, delta, composition, order, summed_delta=summed)
-        # 1 / (1 + e^epsilon), which does not overflow.
-        slack = LEFT_OVER * delta * math.exp(-epsilon - math.log1p(math.exp(-epsilon)))
-        return cls(epsilon, delta, composition, order, bound / order * DOWN, slack * DOWN, summed)
+        slack = LEFT_OVER * delta * math.exp(-log1p_exp(epsilon)) * DOWN
+        slack = slack if slack >= LEAST_SLACK else 0.0
+        return cls(epsilon, delta, composition, order, bound / order * DOWN, slack, summed)
 
     def sums_left(self, spent: Spent) -> tuple[float, float]:
         """Epsilon and delta that simple sums would still pay; all of delta for the first release."""
@@ -198,13 +202,18 @@ def price_of_trials(trials: Trials, order: float | None, epsilon: float, delta: 
     made = [computed(curve_of(plan.event, adjacency, orders), plan.noise.excess) for plan in trials.plans]
     curve = trials.stopping.curve(largest([*made, curve_of(trials.score_event, adjacency, orders)]))
     at = Curve((order,), curve.divergences[[orders.index(order)]])
-    slack = trials.stopping.mean * max(map(_rare, trials.plans)) + trials.cut
+    slack = trials.stopping.mean * max(map(_rare, trials.plans)) + (_slack(trials.cut) if delta > 0 else 0.0)
     return Price(trials.event, epsilon, delta, order, _rho(at, order), slack)
 
 
 def _rare(plan: Plan) -> float:
     """How far what is computed may be from R", in total variation."""
-    return 3 * math.exp(-plan.noise.rarity) * (1 + PAID)
+    return 0.0 if math.isinf(plan.noise.rarity) else _slack(3 * math.exp(-plan.noise.rarity) * (1 + PAID))
+
+
+def _slack(probability: float) -> float:
+    """Of something that may happen, however rarely."""
+    return max(probability, LEAST_SLACK)
 
 
 def _rho(curve: Curve, order: float) -> float | None:

@@ -137,7 +137,7 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
     e^epsilon), at most a millionth of delta and a factor e^tau: so the analytic scale is taken at the epsilon and
     delta that remain.
     """
-    t = math.log(1e6 / delta) + _log1p_exp(epsilon)
+    t = math.log(1e6 / delta) + log1p_exp(epsilon)
     tau = 2 * (width + 2 * math.sqrt(width * t) + 2 * t) / (24 * (GRID_STEPS / 2) ** 2)
     left = epsilon - 2 * tau
     if left <= 0:
@@ -149,7 +149,8 @@ def _gaussian(sensitivity: float, epsilon: float, delta: float, width: int) -> N
     return Noise("gaussian", grid * math.ceil(scale / grid), grid, one.accountant, event)
 
 
-def _log1p_exp(x: float) -> float:
+def log1p_exp(x: float) -> float:
+    """log(1 + e^x), for x that are not negative; does not overflow."""
     return x + math.log1p(math.exp(-x))
 
 
@@ -166,6 +167,9 @@ LONGEST = 64.0
 
 LEAST_EXCESS, MOST_EXCESS = 2.0**-40, 16.0
 """What arithmetic is given of epsilon, in powers of two: so calibrations of many plans are the same."""
+
+RARER = 64.0
+"""What is rare must stay so in a table's whole life, and there it weighs e^epsilon of the table's total: `budget`."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,12 @@ def calibrate_sums(
     probability e^-t = 1e-6 delta / (1 + e^epsilon), a factor e^tau and a millionth of delta; as much again for the
     number of draws, and for the size of a sample (`most_of_binomial`).
 
-    The errors are bounded at the noise that the full epsilon asks for: what is left of it asks for more.
+    The errors are bounded at the noise that the full epsilon asks for: what is left of it asks for more. Without
+    samples t is larger by RARER, which costs next to nothing.
     """
     nominal = calibrator.multiplier(epsilon, delta)
     pure = isinstance(calibrator, (Laplaces, PureSum))
-    t = 0.0 if pure else math.log(1e6 / delta) + _log1p_exp(epsilon)
+    t = 0.0 if pure else math.log(1e6 / delta) + log1p_exp(epsilon) + (0.0 if sums.draws > 0 else RARER)
     scale = sensitivity * nominal
     excess = sums.knorm_excess(scale) if pure else sums.gaussian_excess(scale, t)
     tau = 2.0 ** math.ceil(math.log2(max(excess, LEAST_EXCESS))) if excess < epsilon else math.inf
@@ -261,6 +266,6 @@ def most_of_binomial(n: int, probability: float, times: int, epsilon: float, del
     """A number of rows that none of so many Poisson samples exceeds, but for probability 1e-6 delta / (1 + e^epsilon)
     (Bernstein): q n + sqrt(2 q n t) + t.
     """
-    t = math.log(1e6 / delta) + _log1p_exp(epsilon) + math.log(times)
+    t = math.log(1e6 / delta) + log1p_exp(epsilon) + math.log(times)
     mean = probability * n
     return min(float(n), mean + math.sqrt(2 * mean * t) + t)

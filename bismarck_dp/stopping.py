@@ -53,6 +53,7 @@ from .accounting import (
     turn,
 )
 from .errors import BismarckError
+from .mechanisms import log1p_exp
 from .plan import Plan
 from .renyi import Curve, curve_of, largest
 from .repeats import Stopping
@@ -229,7 +230,7 @@ class Search:
 
     @property
     def cut(self) -> float:
-        return CUT * self.delta / (1 + math.exp(self.epsilon))
+        return CUT * self.delta * math.exp(-log1p_exp(self.epsilon))
 
     @property
     def most(self) -> int:
@@ -242,7 +243,7 @@ class Search:
                 f"epsilon {self.epsilon:g} is too large for random stopping with a delta",
                 f"use at most {MOST_EPSILON:g}",
             )
-        small = self.delta * min(1.0, SPARED / (self.stopping.mean * math.exp(self.epsilon)))
+        small = self.delta * min(1.0, SPARED / self.stopping.mean * math.exp(-self.epsilon))
         if small < SMALLEST_DELTA:
             raise BismarckError(f"delta {self.delta:g} is too small for random stopping", "use a larger delta")
         point, slope = math.log(self._guess(small)), 1.0
@@ -285,7 +286,7 @@ class Search:
     def left(self, plans: tuple[Plan, ...]) -> float:
         """Delta without what computed noise and the end of K cost."""
         rarity = min(plan.noise.rarity for plan in plans)
-        often = 3 * self.stopping.mean * math.exp(math.log1p(math.exp(self.epsilon)) - rarity)
+        often = 3 * self.stopping.mean * math.exp(log1p_exp(self.epsilon) - rarity)
         return self.delta * (1 - 2 * CUT) - often
 
     def total(self, plans: tuple[Plan, ...], rho: float = 0.0) -> float:

@@ -77,7 +77,7 @@ SELECT pg_catalog.pg_extension_config_dump('bismarck_dp.protected_id_seq', '');
 -- worker, as superuser, and somebody may have operators of their own where the script looks for names.
 CREATE TABLE bismarck_dp.entry (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    protected   int NOT NULL REFERENCES bismarck_dp.protected,
+    protected   int NOT NULL,             -- the table's; a foreign key would fail where pg_restore -j loads this first
     source      text NOT NULL,            -- its name then
     who         text NOT NULL,            -- the role that asked
     login       text NOT NULL,            -- and the one that was logged in

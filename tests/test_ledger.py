@@ -385,18 +385,23 @@ def run_tool(house: House, name: str, *arguments: str) -> None:
     subprocess.run([tool(name), *where, *arguments], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("style", ["pg_restore", "psql"])
+RESTORE = {
+    "serial": ("pg_restore", "-e"),
+    "parallel": ("pg_restore", "-e", "-j", "4"),
+    "psql": ("psql", "-v", "ON_ERROR_STOP=1", "-f"),
+}
+
+
+@pytest.mark.parametrize("style", RESTORE)
 def test_dump_and_restore(durable: House, style: str, tmp_path: Path) -> None:
-    """Into another database of the cluster: budgets go on where they were, each for itself."""
+    """Into another database of the cluster, tables in any order: budgets go on where they were, each for itself."""
     durable.train("m0")
     durable.ask(f"CREATE TABLE short_{style} AS TABLE {durable.table}")
     durable.ask(f"SELECT dp_protect('short_{style}', 1, 0); DROP TABLE short_{style}")
     file, name = str(tmp_path / "dump"), f"restored_{style}"
-    run_tool(durable, "pg_dump", "-F", "c" if style == "pg_restore" else "p", "-f", file, durable.database)
+    run_tool(durable, "pg_dump", "-F", "p" if style == "psql" else "c", "-f", file, durable.database)
     durable.ask(f"CREATE DATABASE {name}")
-    run_tool(
-        durable, style, "-d", name, *(["-e", file] if style == "pg_restore" else ["-v", "ON_ERROR_STOP=1", "-f", file])
-    )
+    run_tool(durable, RESTORE[style][0], "-d", name, *RESTORE[style][1:], file)
     other = House(durable.db, durable.table, "ann", name)
     assert other.paid() == durable.paid()
     assert other.spent("ann") == durable.spent("ann")
