@@ -52,7 +52,7 @@ from .errors import BismarckError
 from .mechanisms import log1p_exp
 from .plan import Plan
 from .renyi import ORDERS, PAID, Curve, Orders, curve_of, largest
-from .spec import SMALLEST_DELTA
+from .spec import SMALLEST, SMALLEST_DELTA
 from .stopping import Trials, computed
 from .tuning import portions_event
 
@@ -108,8 +108,8 @@ class Total:
 
 
 def _check(epsilon: float, delta: float, composition: str) -> None:
-    if not 0 < epsilon <= MOST_EPSILON:
-        raise BismarckError(f"epsilon is {epsilon:g}", f"it must be positive, and at most {MOST_EPSILON:g}")
+    if not SMALLEST <= epsilon <= MOST_EPSILON:
+        raise BismarckError(f"epsilon is {epsilon:g}", f"it must be from {SMALLEST:g} to {MOST_EPSILON:g}")
     if not (delta == 0 or SMALLEST_DELTA <= delta < 1):
         raise BismarckError(f"delta is {delta:g}", f"it must be 0, or from {SMALLEST_DELTA:g} to below 1")
     if composition not in COMPOSITIONS:

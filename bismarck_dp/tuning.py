@@ -202,7 +202,7 @@ def check_slots(spec: Spec) -> None:
     if (rows := spec.options["unit_rows"]) > 1:
         raise BismarckError(
             f"tuning divides rows into portions, and unit_rows is {rows}",
-            "use unit_rows 1: several rows of a unit would lie in several portions",
+            "several rows of a unit would lie in several portions: use unit_rows 1, or dp_train if the owner said more",
         )
 
 

@@ -84,7 +84,7 @@ def check_unit(options: Mapping[str, Any], algorithm: str = "", samples: bool = 
     if rows > 1 and samples:
         raise BismarckError(
             f'algorithm "{algorithm}" samples rows, and unit_rows is {rows}',
-            "use unit_rows 1, or an algorithm that does not sample, such as bolton or scs13",
+            "use an algorithm that does not sample, such as bolton or scs13, or unit_rows 1 if the owner said no more",
         )
 
 

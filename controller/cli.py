@@ -568,7 +568,8 @@ def protect(
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    return [name.strip() for part in given for name in part.split(",")]
+    """An empty list where nobody, or nothing, is named."""
+    return [name.strip() for part in given for name in part.split(",") if name.strip()]
 
 
 @main.command()

@@ -116,8 +116,8 @@ class Guard:
         return BismarckError(
             f"the budget of {now.name} does not allow epsilon {bill.epsilon:g} and delta {bill.delta:g}: "
             f"{_releases(now.spent)} spent epsilon {epsilon:.4g} of {now.total.epsilon:g} and delta {delta:.4g} of "
-            f"{now.total.delta:g}, so that epsilon {max(0.0, now.total.epsilon - epsilon):.4g} is left; nothing was "
-            "spent now",
+            f"{now.total.delta:g}, which leaves epsilon {max(0.0, now.total.epsilon - epsilon):.4g} by that count; "
+            "nothing was spent now",
             _what_fits(bill, now),
             "53400",
         )
@@ -135,6 +135,10 @@ def _what_fits(bill: Bill, now: Protection) -> str:
         fitting = three_digits(left[0]) if 0 < left[0] < bill.epsilon and bill.delta <= left[1] else None
     if fitting is not None:
         return f"epsilon {fitting:g} would fit, with delta {bill.delta:g} and all else the same"
+    if bill.delta > left[1] and left[1] <= 0:
+        fitting = three_digits(min(left[0], bill.epsilon)) if left[0] > 0 and left[1] == 0 else None
+        more = f": with delta 0 epsilon {fitting:g} would fit" if fitting else ", and nothing was found that would fit"
+        return f"no delta is left to simple sums{more}"
     if bill.delta > left[1]:
         return f"a delta of at most {left[1]:.3g} may fit: no epsilon was found that does with delta {bill.delta:g}"
     return f"nothing was found that would fit with delta {bill.delta:g}"
@@ -181,7 +185,7 @@ def _active(engine: Engine, source: int) -> Protection | None:
     if found is not None and found.active:
         if found.owner_now != found.owner:
             raise BismarckError(
-                f"{found.name} was protected by another owner",
+                f"{found.name} was protected by another owner, or under another name of its owner",
                 "its owner protects it again with dp_protect, or lets it go with dp_unprotect",
                 "55000",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bismarck_dp.accounting import ADJACENCIES
@@ -13,7 +14,7 @@ from bismarck_dp.errors import BismarckError
 from bismarck_dp.solvers import MOST_FEATURES
 from bismarck_dp.spec import LONGEST_SHOWN, Spec, unknown
 from bismarck_dp.spec import OPTIONS as SPEC_OPTIONS
-from bismarck_dp.units import check_unit, described
+from bismarck_dp.units import check_unit, described, unit_params
 
 from . import queries
 from .engines import Engine, coding, labels_of
@@ -26,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "unit_rows": 1,
     "analysts": ["dp_analyst"],
     "columns": None,
-    "lengths": {},
+    "lengths": None,
     "classes": None,
 }
 """What dp_protect takes, and what a table has that was never protected; null means it, too."""
@@ -40,7 +41,7 @@ def protect(
     """Sets the budget of a table's whole life; what was said of it before and is not said anew stays, and what was
     spent stays spent. Returns what holds from here on, and what the owner should know.
     """
-    _check_isolation(engine, "dp_protect")
+    _check_transaction(engine, "dp_protect")
     _own_table(engine, source)  # before anything of somebody else's is locked
     engine.send(queries.hold_source(source))
     facts = _own_table(engine, source)
@@ -52,10 +53,7 @@ def protect(
         _check_claim(used, options)
     # Divergences add up at one order: that of the first release.
     total = Total.create(epsilon, delta, options["composition"], used.total.order if used is not None else None)
-    measured, notes = _measured_lengths(engine, source, facts, options)
-    lengths = {**measured, **options.pop("lengths")}
-    if options["classes"] is None:
-        options["classes"] = _found_classes(engine, source, facts, options)
+    notes = _look(engine, facts, options)
     row = {
         **options,
         "source": source,
@@ -67,7 +65,6 @@ def protect(
         "rho": total.rho,
         "slack": total.slack,
         "summed_delta": total.summed_delta,
-        "lengths": lengths,
     }
     notes += [] if used is None else _changed(engine, used, total)
     engine.send(queries.protect(row))
@@ -90,9 +87,13 @@ def _changed(engine: Engine, old: Protection, total: Total) -> list[str]:
     ]
 
 
-def _check_isolation(engine: Engine, name: str) -> None:
-    """An old snapshot does not show what was spent since, nor whose the table is now."""
-    if engine.one(queries.isolation())["level"] != "read committed":
+def _check_transaction(engine: Engine, name: str) -> None:
+    """It may write; and an old snapshot does not show what was spent since, nor whose the table is now."""
+    transaction = engine.one(queries.transaction())
+    if transaction["standby"] or transaction["read_only"]:
+        where = "on a standby" if transaction["standby"] else "in a transaction that may only read"
+        raise BismarckError(f"{name} writes, and cannot {where}", "call it where it may", "25006")
+    if transaction["level"] != "read committed":
         raise BismarckError(
             f"{name} looks at what is there now, and this transaction at what was there before",
             "call it in a transaction of isolation level READ COMMITTED",
@@ -104,12 +105,12 @@ def _check_claim(old: Protection, options: Mapping[str, Any]) -> None:
     """What was promised cannot be added up with another promise."""
     if options["adjacency"] != old.adjacency:
         raise BismarckError(
-            f"{old.name} has releases under adjacency {old.adjacency}", f'leave "adjacency": "{old.adjacency}"'
+            f"{old.name} has releases under adjacency {old.adjacency}", f'keep "adjacency": "{old.adjacency}"'
         )
     if any(options[name] != value for name, value in old.unit.items()):
         raise BismarckError(
             f"{old.name} has releases whose privacy unit is {described(old.unit)}",
-            f"leave {json.dumps(old.unit)}",
+            f"keep {json.dumps(old.unit)}",
         )
     check_unit_column(old)
 
@@ -130,9 +131,9 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def unprotect(engine: Engine, source: int) -> None:
-    """Nothing is enforced from here on; the ledger remembers."""
-    _check_isolation(engine, "dp_unprotect")
-    _own_table(engine, source)
+    """Nothing is enforced from here on; the ledger remembers. Whatever the table has become, it can be let go."""
+    _check_transaction(engine, "dp_unprotect")
+    _owned(engine, source)
     found = find(engine, source)
     if found is None or not found.active:
         raise _not_protected(engine, source)
@@ -155,8 +156,11 @@ def budget(engine: Engine, source: int) -> dict[str, Any]:
 
 
 def _not_protected(engine: Engine, source: int) -> BismarckError:
-    name = _facts(engine, source)["name"]
-    return BismarckError(f"{name} is not protected, or not for you", "its owner protects it with dp_protect", "42501")
+    facts = _facts(engine, source)
+    if facts["owned"]:
+        return BismarckError(f"{facts['name']} is not protected", "protect it with dp_protect", "42501")
+    what = f"{facts['name']} is not protected, or not for you"
+    return BismarckError(what, "its owner protects it with dp_protect, and says there who may train on it", "42501")
 
 
 def _facts(engine: Engine, source: int) -> dict[str, Any]:
@@ -166,11 +170,17 @@ def _facts(engine: Engine, source: int) -> dict[str, Any]:
     return dict(json.loads(found[0]["facts"]))
 
 
-def _own_table(engine: Engine, source: int) -> dict[str, Any]:
-    """Facts of a table that its owner asks about, and that can be protected."""
+def _owned(engine: Engine, source: int) -> dict[str, Any]:
+    """Facts of a table that its owner asks about."""
     facts = _facts(engine, source)
     if not facts["owned"]:
-        raise BismarckError(f"only the owner of {facts['name']} may protect it", "ask its owner", "42501")
+        raise BismarckError(f"only the owner of {facts['name']} may protect it, or let it go", "ask its owner", "42501")
+    return facts
+
+
+def _own_table(engine: Engine, source: int) -> dict[str, Any]:
+    """The same of a table that can be protected."""
+    facts = _owned(engine, source)
     for refused, what in (
         (facts["system"], "belongs to the system or to an extension"),
         (facts["kind"] != "r", "is no plain table"),
@@ -204,21 +214,23 @@ def _parse(engine: Engine, options: Any, facts: dict[str, Any], old: Protection 
     if found["columns"] is not None:
         _check_columns("columns", _names("columns", found["columns"]), facts["columns"])
     _check_unit(engine, found, facts)
-    _check_lengths(found["lengths"], facts)
+    if found["lengths"] is not None:
+        _check_lengths(found["lengths"], facts)
     if found["classes"] is not None:
         found["classes"] = _parse_classes(found["classes"], facts)
     return found
 
 
 def _said_before(old: Protection, facts: dict[str, Any]) -> dict[str, Any]:
-    """So that raising a budget opens nothing. Lengths are measured anew; of columns that went nothing is known."""
+    """So that raising a budget opens nothing. Of columns that went nothing is known."""
     return {
         "composition": old.total.composition,
         "adjacency": old.adjacency,
         **old.unit,
         "analysts": old.analysts,
         "columns": old.columns,
-        "classes": {column: values for column, values in old.classes.items() if column in facts["columns"]},
+        "lengths": {column: length for column, length in old.lengths.items() if column in facts["arrays"]},
+        "classes": {column: values for column, values in old.classes.items() if column in facts["numbers"]},
     }
 
 
@@ -237,10 +249,10 @@ def _roles(engine: Engine, value: Any) -> list[str]:
     return names
 
 
-def _check_columns(option: str, names: Any, there: list[str]) -> None:
+def _check_columns(option: str, names: Any, there: list[str], kind: str = "column") -> None:
     for name in names:
         if name not in there:
-            raise unknown(f"column in {option}", name, there)
+            raise unknown(f"{kind} in {option}", name, there)
 
 
 def _check_unit(engine: Engine, options: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -264,58 +276,92 @@ def _check_lengths(lengths: Any, facts: dict[str, Any]) -> None:
     )
     if not whole:
         raise BismarckError(
-            f"lengths is no object of whole numbers from 1 to {MOST_FEATURES}", 'it must be one, for example {"x": 50}'
+            f"lengths is no object of whole numbers from 1 to {MOST_FEATURES}",
+            'it must be one, for example {"lengths": {"x": 50}}',
         )
-    _check_columns("lengths", lengths, facts["arrays"])
+    _check_columns("lengths", lengths, facts["arrays"], "array column")
 
 
 def _parse_classes(classes: Any, facts: dict[str, Any]) -> dict[str, list[float]]:
     """By label column, as the option of a training would be read: a list of values, or how many there are."""
     if not isinstance(classes, dict) or None in classes.values():
-        raise BismarckError("classes is no object of lists", 'it must be one, for example {"y": [0, 1]}')
-    _check_columns("classes", classes, facts["columns"])
-    return {
-        column: Spec.create("sgd", "logistic", None, 0.0, {"classes": values}).options["classes"]
-        for column, values in classes.items()
-    }
+        raise BismarckError(
+            "classes is no object of lists, by label column", 'it must be one, for example {"classes": {"y": [0, 1]}}'
+        )
+    _check_columns("classes", classes, facts["numbers"], "column of numbers")
+    return {column: _parse_coding(column, values) for column, values in classes.items()}
 
 
-def _found_classes(
-    engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]
-) -> dict[str, list[float]]:
-    """Which columns are written as -1/1, 0/1 or boolean, as their owner sees them; public from here on, as a check of
-    the table would be. How many classes there are of more than two would tell what is in the rows: it has to be named.
+def _parse_coding(column: str, values: Any) -> list[float]:
+    try:
+        return list(Spec.create("sgd", "logistic", None, 0.0, {"classes": values}).options["classes"])
+    except BismarckError as error:
+        raise BismarckError(f'of column "{column}", {error.message}', error.hint) from None
+
+
+def _look(engine: Engine, facts: dict[str, Any], options: dict[str, Any]) -> list[str]:
+    """Puts lengths and classes that the owner has not said into the options, as the owner sees them; public from here
+    on. Returns what the owner should know.
     """
-    found = {}
-    for column in facts["numbers"]:
-        if options["columns"] is not None and column not in options["columns"]:
-            continue
-        seen = engine.one(queries.describe(source, column, [column], True, {}))
-        classes = coding(seen)
-        if labels_of(seen) > 0 and classes is not None and len(classes) == 2:
-            found[column] = classes
-    return found
+    table = Look(engine, facts, options)
+    said, notes = options["lengths"] or {}, []
+    lengths = dict(said)
+    for column in table.open(facts["arrays"]):
+        length, note = table.length(column, said.get(column))
+        if length is not None:
+            lengths[column] = length
+        notes += [] if note is None else [note]
+    options["lengths"] = lengths
+    if options["classes"] is None:
+        options["classes"], note = table.classes()
+        notes += [] if note is None else [note]
+    return notes
 
 
-def _measured_lengths(
-    engine: Engine, source: int, facts: dict[str, Any], options: dict[str, Any]
-) -> tuple[dict[str, int], list[str]]:
-    """How many numbers each array column holds, as the owner sees it; public from here on. And which have no
-    length: an array that nobody trains on is in nobody's way.
-    """
-    found, notes = {}, []
-    for column in facts["arrays"]:
-        allowed = options["columns"] is None or column in options["columns"]
-        if column in options["lengths"] or not allowed or not facts["numbers"]:
-            continue
-        shape = engine.one(queries.describe(source, facts["numbers"][0], [column], False, {}))
-        if shape["longest"] < 0:
-            continue  # no row, or no array: its length can be given
-        if shape["shortest"] == shape["longest"]:
-            found[column] = int(shape["longest"])
-        else:
-            notes.append(
-                f'arrays in column "{column}" differ in length: to train on it, say what counts, '
-                f'{{"lengths": {{"{column}": 50}}}}'
-            )
-    return found, notes
+@dataclass(frozen=True)
+class Look:
+    """At the rows of a table, on behalf of its owner."""
+
+    engine: Engine
+    facts: dict[str, Any]
+    options: dict[str, Any]
+
+    def open(self, columns: list[str]) -> list[str]:
+        """Those that others may name."""
+        allowed = self.options["columns"]
+        return [column for column in columns if allowed is None or column in allowed]
+
+    def length(self, column: str, said: int | None) -> tuple[int | None, str | None]:
+        """How many numbers an array column holds, and a note; none if it has no one length: an array that nobody trains
+        on is in nobody's way.
+        """
+        numbers = self.facts["numbers"]
+        if not numbers:
+            return said, None  # no label, no training
+        shape = self.engine.one(queries.describe(self.facts["source"], numbers[0], [column], False, {}))
+        shortest, longest = int(shape["shortest"]), int(shape["longest"])
+        if said is not None:
+            wrong = 0 <= shortest == longest != said
+            note = f'arrays in column "{column}" hold {longest} numbers, not {said}: none of them counts'
+            return said, note if wrong else None
+        say = f'{{"lengths": {{"{column}": 50}}}}'
+        if longest < 0:
+            return None, f'column "{column}" holds no array of numbers yet: protect again, or say {say}'
+        if shortest == longest:
+            return longest, None
+        return None, f'arrays in column "{column}" differ in length: to train on it, say what counts, {say}'
+
+    def classes(self) -> tuple[dict[str, list[float]], str | None]:
+        """Which columns are written as -1/1, 0/1 or boolean; of a unit so many rows have a say as may count. How many
+        classes there are of more than two would tell what is in the rows: it has to be named.
+        """
+        found, labels = {}, 0
+        params = unit_params({**self.options, "seed": None})
+        for column in self.open(self.facts["numbers"]):
+            seen = self.engine.one(queries.describe(self.facts["source"], column, [column], True, params))
+            classes, count = coding(seen), labels_of(seen)
+            labels += count
+            if count > 0 and classes is not None and len(classes) == 2:
+                found[column] = classes
+        note = 'there are no labels yet: once there are, say {"classes": null} to have them looked at'
+        return found, note if labels == 0 and self.facts["numbers"] else None

@@ -192,8 +192,12 @@ def hold_source(source: int) -> Query:
     return Query("SELECT bismarck_dp.hold_source($1::pg_catalog.oid::pg_catalog.regclass)", (str(source),))
 
 
-def isolation() -> Query:
-    return Query("SELECT pg_catalog.current_setting('transaction_isolation') AS level")
+def transaction() -> Query:
+    return Query(
+        "SELECT pg_catalog.current_setting('transaction_isolation') AS level,"
+        " pg_catalog.pg_is_in_recovery() AS standby,"
+        " pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool AS read_only"
+    )
 
 
 def protected_now(source: int) -> Query:

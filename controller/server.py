@@ -70,7 +70,7 @@ HUSHED = {
 def _hushed(state: str) -> dict[str, Any]:
     """One of a few fixed texts: what an error says, and its code, may depend on rows."""
     known = state[:2] in HUSHED
-    message = HUSHED[state[:2]] if known else "the run failed, which its owner can look into"
+    message = HUSHED[state[:2]] if known else "the run failed, which the owner of the table can look into"
     return _refusal(message, "what was paid stays spent", state if known else "XX000")
 
 

@@ -223,9 +223,16 @@ def _bill(engine: Engine, tuning: Tuning, shape: Shape, plans: list[Plan]) -> Bi
 
 
 def _asked(tuning: Tuning) -> dict[str, Any]:
-    """What was asked for, as the ledger keeps it."""
-    grid = [candidate.settings for candidate in tuning.candidates]
-    return {**spec_of(tuning.request), "method": tuning.method, "grid": grid}
+    """What was asked for, as the ledger keeps it: every candidate with all that it is."""
+    own = ("algorithm", "loss", "options")
+    grid = [spec_of(replace(tuning.request, spec=candidate.spec)) for candidate in tuning.candidates]
+    trials = {"trials": tuning.trials} if tuning.method == "random_stopping" else {}
+    return {
+        **{name: value for name, value in grid[0].items() if name not in own},
+        "method": tuning.method,
+        **trials,
+        "grid": [{name: one[name] for name in own} for one in grid],
+    }
 
 
 def _plans(engine: Engine, tuning: Tuning, sizes: list[int], d: int) -> list[Plan]:

@@ -290,8 +290,14 @@ GRANT EXECUTE ON FUNCTION bismarck_dp.call(text, jsonb), @extschema@.dp_budget(r
     @extschema@.dp_predict_all(text, float8[]), @extschema@.dp_encode(text, record)
     TO dp_owner, dp_analyst;
 
--- GRANT took the rights of now for those that the functions are made with, and pg_dump leaves those out: what an
+-- GRANT and REVOKE took the rights of now for those that things are made with, and pg_dump leaves those out: what an
 -- administrator revoked would be open again in a copy.
+UPDATE pg_catalog.pg_init_privs
+    SET initprivs = pg_catalog.acldefault('r', v.relowner) OPERATOR(pg_catalog.||)
+        pg_catalog.makeaclitem(0::pg_catalog.oid, v.relowner, 'SELECT', false)
+    FROM pg_catalog.pg_class AS v
+    WHERE objoid OPERATOR(pg_catalog.=) v.oid AND v.oid OPERATOR(pg_catalog.=) 'bismarck_dp.models'::pg_catalog.regclass
+        AND classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass;
 UPDATE pg_catalog.pg_init_privs AS made
     SET initprivs = pg_catalog.acldefault('f', f.proowner) OPERATOR(pg_catalog.||) ARRAY[
         pg_catalog.makeaclitem('dp_owner'::pg_catalog.regrole, f.proowner, 'EXECUTE', false),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from itertools import product
 
 import numpy as np
@@ -44,6 +44,7 @@ from bismarck_dp.budget import (
     price_of_portions,
     price_of_trials,
 )
+from bismarck_dp.plan import Plan
 from bismarck_dp.renyi import Curve
 from bismarck_dp.stopping import Stopping, plan_trials
 
@@ -108,6 +109,7 @@ def test_a_kept_order_has_a_bound_of_its_own() -> None:
     ("epsilon", "delta", "composition", "message"),
     [
         (0.0, 0.0, "zcdp", "epsilon is 0"),
+        (1e-200, 0.0, "zcdp", "epsilon is 1e-200"),
         (-1.0, 0.0, "zcdp", "epsilon is -1"),
         (math.nan, 0.0, "zcdp", "epsilon is nan"),
         (math.inf, 0.0, "zcdp", "epsilon is inf"),
@@ -271,6 +273,43 @@ def test_noise_that_is_computed_costs_more_than_its_event() -> None:
     assert plan.noise.excess > 0
     assert more == pytest.approx(13 / 6 * plan.noise.excess, rel=1e-3)
     assert price_of_plan(plan, order).slack == pytest.approx(3 * math.exp(-plan.noise.rarity), rel=1e-9)
+
+
+def noisy_plan(algorithm: str, epsilon: float, delta: float) -> Plan:
+    options = {} if algorithm == "banco" else {"lambda": 0.01}
+    return make_plan(Spec.create(algorithm, "logistic", epsilon, delta, options), 10_000, 5)
+
+
+@pytest.mark.parametrize("algorithm", ["scs13", "dpcd", "dpgcd", "banco"])
+@pytest.mark.parametrize("epsilon", [1.0, 705.0, 900.0])
+def test_what_may_go_wrong_is_never_free(algorithm: str, epsilon: float) -> None:
+    """Where doubles have no number for it either: e^epsilon of the total times nothing would be nothing."""
+    huge = Total.create(1000.0, 1e-6)
+    plan = noisy_plan(algorithm, epsilon, 1e-6)
+    price = price_of_plan(plan, huge.order)
+    assert huge.slack == 0 < price.slack
+    assert not Spent().plus(price).diverges_within(huge)
+
+
+@pytest.mark.parametrize("epsilon", [600.0, 640.0, 680.0, 700.0, 720.0])
+def test_the_slack_of_a_total_is_no_more_than_its_share(epsilon: float) -> None:
+    """Where doubles have no digits left it is none at all."""
+    slack = Total.create(epsilon, 1e-6).slack
+    assert slack is not None
+    with localcontext(Context(prec=50)):
+        assert (1 + Decimal(epsilon).exp()) * Decimal(slack) <= Decimal(LEFT_OVER) * Decimal("1e-6")
+    assert (slack > 0) == (epsilon < 660)
+
+
+@pytest.mark.parametrize("algorithm", ["scs13", "dpcd", "dpgcd", "banco"])
+def test_what_may_go_wrong_leaves_room_where_the_total_is_large(algorithm: str) -> None:
+    """As many releases as noise on weights has, in totals of an epsilon as statistics offices use it."""
+    total = Total.create(20.0, 1e-6)
+    plan = noisy_plan(algorithm, 0.5, 1e-8)
+    price = price_of_plan(plan, total.order)
+    many = int(total.rho / price.rho) if total.rho and price.rho else 0
+    assert many > 500
+    assert price.slack * many < (total.slack or 0.0)
 
 
 def test_portions_cost_their_dearest_part() -> None:

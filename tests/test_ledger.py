@@ -611,7 +611,7 @@ def test_a_refusal_says_what_would_fit(house: House, delta: float) -> None:
     said = refusal_of(house, 2.0)
     epsilon, _, _ = house.spent("analyst")
     assert f"3 releases spent epsilon {epsilon:.4g} of 1" in said.message_primary
-    assert f"so that epsilon {1 - epsilon:.4g} is left" in said.message_primary
+    assert f"which leaves epsilon {1 - epsilon:.4g} by that count" in said.message_primary
     assert "nothing was spent now" in said.message_primary
     fitting = float(said.message_hint.split("epsilon ")[1].split(" ")[0])
     # It is the largest that eight halvings of a factor of a thousand find, in three digits.

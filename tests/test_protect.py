@@ -59,7 +59,14 @@ def test_a_tuning_pays_once_for_everything(
     )
     entry = entry_of(db, model)
     assert [one["outcome"] for one in db.ledger() if one["table"] == rows.name] == ["paid"]
-    assert (entry["verb"], entry["spec"]["method"], len(entry["spec"]["grid"])) == ("tune", method, 2)
+    assert (entry["verb"], entry["spec"]["method"], entry["spec"].get("trials")) == (
+        "tune",
+        method,
+        3.0 if method == "random_stopping" else None,
+    )
+    tried = [one["options"] for one in entry["spec"]["grid"]]
+    assert [(one["lambda"], one["batch_size"]) for one in tried] == [(0.1, 10), (0.01, 10)]
+    assert [one["algorithm"] for one in entry["spec"]["grid"]] == ["bolton", "bolton"]
     assert 0 < entry["rho"] <= 0.5
     assert db.budget(rows.name)["releases"] == 1
 

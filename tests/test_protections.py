@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy
 from conftest import two_classes
 from protected import notices, protect
+from sqlalchemy.exc import DBAPIError
 
 from bismarck_dp import BismarckError
 from bismarck_dp.controller.database import Database
@@ -64,9 +65,16 @@ def test_arrays_of_other_lengths_count_for_nothing(db: Database, allowed: Databa
     assert db.train(rows.name, epsilon=0.5).d == 3
     with pytest.raises(BismarckError, match="differ in length"):
         db.train(rows.name, algorithm="sgd")
+    assert protect(db, rows.name, 3.0, 0.0)["lengths"] == {"x": 3}, "it stays"
     with pytest.warns(UserWarning, match="differ in length"):
-        protect(db, rows.name, 3.0, 0.0)
-    assert protect(db, rows.name, 3.0, 0.0, lengths={"x": 3})["lengths"] == {"x": 3}
+        assert protect(db, rows.name, 3.0, 0.0, lengths=None)["lengths"] == {}, "it is measured anew"
+    assert protect(db, rows.name, 3.0, 0.0, lengths={"x": 5})["lengths"] == {"x": 5}
+    assert protect(db, rows.name, 4.0, 0.0)["lengths"] == {"x": 5}, "what was named stays, too"
+
+
+def test_a_length_that_no_array_has(db: Database, rows: Any) -> None:
+    with pytest.warns(UserWarning, match='arrays in column "x" hold 3 numbers, not 4: none of them counts'):
+        assert protect(db, rows.name, 3.0, 0.0, lengths={"x": 4})["lengths"] == {"x": 4}
 
 
 def test_a_length_that_nobody_said(db: Database, allowed: Database, sql: Any) -> None:
@@ -102,6 +110,34 @@ def test_the_coding_of_two_classes_is_found_when_a_table_is_protected(
     assert db.protect(rows.name, 9.0, 0.0)["classes"]["y"] == [0.0, 1.0], "it stays"
     assert db.protect(rows.name, 9.0, 0.0, classes=None)["classes"]["y"] == [-1.0, 1.0], "it is found anew"
     assert db.protect(rows.name, 9.0, 0.0, classes=None, columns=["x", "yes"])["classes"] == {"yes": [0.0, 1.0]}
+
+
+def test_a_unit_says_no_more_of_the_coding_than_of_a_model(db: Database, table: Any, sql: Any) -> None:
+    """Rows of one unit beyond those that may count are not looked at for it."""
+    x, y = two_classes(300, 3)
+    rows = table(x, (y + 1) / 2)
+    sql(f"ALTER TABLE {rows.name} ADD person int")
+    sql(f"UPDATE {rows.name} SET person = id")
+    sql(f"UPDATE {rows.name} SET person = 0, y = 7 WHERE id <= 100")
+    assert "y" not in db.protect(rows.name, 1.0, 0.0)["classes"]
+    assert db.protect(rows.name, 1.0, 0.0, classes=None, privacy_unit="person")["classes"]["y"] == [0.0, 1.0]
+
+
+def test_what_is_not_there_yet_is_said(db: Database, allowed: Database, sql: Any) -> None:
+    sql("CREATE TABLE soon (y int, x float8[])")
+    try:
+        with pytest.warns(UserWarning, match="yet") as said:
+            db.protect("soon", 9.0, 0.0)
+        assert sorted(str(one.message).partition(":")[0] for one in said) == [
+            'column "x" holds no array of numbers yet',
+            "there are no labels yet",
+        ]
+        sql("INSERT INTO soon SELECT i % 2, ARRAY[i, 1] FROM generate_series(1, 100) i")
+        found = db.protect("soon", 9.0, 0.0, classes=None)
+        assert (found["lengths"], found["classes"]) == ({"x": 2}, {"y": [0.0, 1.0]})
+        assert allowed.train("soon", epsilon=0.5).d == 2
+    finally:
+        sql("DROP TABLE soon")
 
 
 def test_the_coding_is_what_the_owner_said(db: Database, allowed: Database, table: Any) -> None:
@@ -269,11 +305,13 @@ def test_classes_are_read_as_a_training_reads_them(db: Database, allowed: Databa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": {"y": 3}}, 'unknown column in lengths "y"'),
+        ({"lengths": {"y": 3}}, 'unknown array column in lengths "y"'),
         ({"lengths": {"x": math.inf}}, "cannot be sent as JSON"),
         ({"columns": {"y", "x"}}, "cannot be sent as JSON"),
         ({"unit_rows": 0}, "unit_rows"),
         ({"columns": 3}, "columns is no list of names"),
+        ({"classes": {"x": [0, 1]}}, 'unknown column of numbers in classes "x"'),
+        ({"classes": {"y": [0]}}, 'of column "y", classes is'),
     ],
 )
 def test_options_that_say_nothing(db: Database, rows: Any, options: dict[str, Any], message: str) -> None:
@@ -329,10 +367,31 @@ def test_the_end_of_divergences_is_told(db: Database, rows: Any) -> None:
 def test_a_refusal_names_what_is_used_up(db: Database, rows: Any) -> None:
     protect(db, rows.name, 1.0, 1e-6, composition="pure")
     db.train(rows.name, epsilon=0.1, delta=9e-7)
-    with pytest.raises(BismarckError, match=r"epsilon 0\.9 is left") as refusal:
+    with pytest.raises(BismarckError, match=r"which leaves epsilon 0\.9 by") as refusal:
         db.train(rows.name, epsilon=0.1, delta=2e-7)
     assert refusal.value.hint == "a delta of at most 1e-07 may fit: no epsilon was found that does with delta 2e-07"
     db.train(rows.name, epsilon=0.1, delta=1e-7)
+
+
+def test_a_budget_without_delta_says_so(db: Database, rows: Any) -> None:
+    protect(db, rows.name, 1.0, 0.0)
+    db.train(rows.name, epsilon=0.25)
+    with pytest.raises(BismarckError, match="does not allow") as refusal:
+        db.train(rows.name, epsilon=0.9, delta=1e-7)
+    assert refusal.value.hint == "no delta is left to simple sums: with delta 0 epsilon 0.75 would fit"
+    db.train(rows.name, epsilon=0.75)
+    with pytest.raises(BismarckError, match="does not allow") as refusal:
+        db.train(rows.name, epsilon=0.5, delta=1e-7)
+    assert refusal.value.hint == "no delta is left to simple sums, and nothing was found that would fit"
+
+
+def test_less_delta_than_was_spent(db: Database, rows: Any) -> None:
+    protect(db, rows.name, 1.0, 1e-6)
+    db.train(rows.name, epsilon=0.5, delta=1e-8)
+    protect(db, rows.name, 1.0, 0.0)
+    with pytest.raises(BismarckError, match="does not allow") as refusal:
+        db.train(rows.name, epsilon=0.1, delta=1e-8)
+    assert refusal.value.hint == "no delta is left to simple sums, and nothing was found that would fit"
 
 
 def test_a_tuning_is_told_what_sums_leave(db: Database, rows: Any) -> None:
@@ -348,6 +407,28 @@ def test_a_tuning_is_told_what_sums_leave(db: Database, rows: Any) -> None:
 
 
 # ---- a table that is another, or another's ----
+
+
+def test_what_a_protected_table_becomes_can_be_let_go(db: Database, rows: Any, sql: Any) -> None:
+    protect(db, rows.name, 1.0, 0.0)
+    sql(f"CREATE TABLE heir () INHERITS ({rows.name})")
+    try:
+        with pytest.raises(BismarckError, match="inheritance child"):
+            protect(db, rows.name, 1.0, 0.0)
+        db.unprotect(rows.name)
+        with pytest.raises(BismarckError, match="is not protected"):
+            db.unprotect(rows.name)
+    finally:
+        sql("DROP TABLE heir")
+
+
+@pytest.mark.parametrize("call", ["dp_protect('{}', 1, 0)", "dp_unprotect('{}')"])
+def test_a_transaction_that_may_only_read_protects_nothing(db: Database, rows: Any, call: str) -> None:
+    protect(db, rows.name, 1.0, 0.0)
+    with db.engine.connect() as connection:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        with pytest.raises(DBAPIError, match="writes, and cannot in a transaction that may only read"):
+            connection.exec_driver_sql("SELECT " + call.format(rows.name))
 
 
 def test_a_new_owner_says_so_himself(db: Database, allowed: Database, rows: Any, sql: Any) -> None:

@@ -102,8 +102,88 @@ def test_calls_of_functions_are_not_counted(secret: Secret) -> None:
         secret.root("ALTER ROLE analyst RESET ALL")
 
 
+OUT_OF_LINE = (
+    "CREATE TABLE wide AS SELECT i AS id, CASE WHEN i > 7 THEN (i % 2 * 2 - 1)::float8 END AS y, ARRAY(SELECT"
+    " CASE WHEN i < 55 OR j > 1 THEN random() END FROM generate_series(1, 400) j WHERE i > 0)::float8[] AS x"
+    " FROM generate_series(1, 60) i"
+)
+"""Arrays beyond a page's share: each that is read is looked up in a table of its own, by an index."""
+
+LOOKED_UP = (
+    "SELECT sum({count}(i.indexrelid))::int FROM pg_index i JOIN pg_class c ON c.reltoastrelid = i.indrelid"
+    " WHERE c.oid = 'wide'::regclass"
+)
+
+COUNTED = {
+    "train": call("dp_train", "wide", "m"),
+    "tune": call("dp_tune", "wide", "m", more="grid => '[{}, {}]'"),
+    "units": call("dp_train", "persons", "m"),
+    "evaluate": "SELECT * FROM dp_evaluate('own', 'wide', 'y', '{x}', epsilon => 0.5)",
+}
+
+
+@pytest.mark.parametrize("way", COUNTED)
+def test_lookups_of_arrays_out_of_line_are_not_counted(secret: Secret, way: str) -> None:
+    """Anyone may read how often an index is used. Who knew that would know how many labels are missing, how many rows a
+    person has, how many arrays are none.
+    """
+    secret.keeper(OUT_OF_LINE)
+    secret.keeper("CREATE TABLE persons AS SELECT CASE WHEN id < 20 THEN id ELSE 20 END AS person, y, x FROM wide")
+    secret.protect("wide", "100", '{"lengths": {"x": 400}, "classes": {"y": [-1, 1]}}')
+    secret.protect(
+        "persons", "100", '{"lengths": {"x": 400}, "classes": {"y": [-1, 1]}, "privacy_unit": "person", "unit_rows": 3}'
+    )
+    secret.analyst(
+        "CREATE TABLE mine AS SELECT i % 2 AS y, array_fill(i / 100.0, ARRAY[400]) AS x FROM generate_series(1, 60) i"
+    )
+    secret.analyst(call("dp_train", "mine", "own"))
+    table = "persons" if way == "units" else "wide"
+    count = LOOKED_UP.replace("wide", table)
+    try:
+        assert secret.keeper(f"SELECT count(*) AS n FROM {table} WHERE x[2] > 0")[0]["n"] == 60
+        secret.analyst("BEGIN")
+        secret.analyst(COUNTED[way])
+        assert secret.analyst.one(count.format(count="pg_stat_get_xact_numscans")) == 0
+        secret.analyst("COMMIT; SELECT pg_stat_force_next_flush(); SELECT 1")
+        before = secret.root.one(count.format(count="pg_stat_get_numscans"))
+        secret.analyst("SELECT dp_forget('m')" if way != "evaluate" else "SELECT 1")
+        secret.analyst(COUNTED[way])
+        secret.analyst("SELECT pg_stat_force_next_flush(); SELECT 1")
+        assert secret.root.one(count.format(count="pg_stat_get_numscans")) == before
+    finally:
+        secret.keeper("DROP TABLE wide, persons")
+
+
+def test_trials_of_a_tuning_are_not_counted(secret: Secret) -> None:
+    """Each reads the packed rows once: who sees how often, in the transaction that tunes, knows how many there were."""
+    counts = "pg_stat_get_xact_numscans(o::oid) + pg_stat_get_xact_tuples_returned(o::oid)"
+    counts += " + pg_stat_get_xact_blocks_fetched(o::oid)"
+    secret.analyst("BEGIN; CREATE TEMP TABLE mark (a int); INSERT INTO mark VALUES (1)")
+    secret.analyst(call("dp_tune", "secret", "m", more="method => 'random_stopping', trials => 20, grid => '[{}, {}]'"))
+    first = secret.analyst.one("SELECT 'mark'::regclass::oid::int8")
+    found = secret.analyst(f"SELECT o FROM generate_series({first}, {first} + 200) AS o WHERE {counts} > 0")
+    assert [row["o"] for row in found] == [first], "the analyst's own table"
+    secret.analyst("COMMIT")
+
+
+def buffers(secret: Secret, statement: str) -> int:
+    (plan,) = secret.analyst(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement}")
+    return sum(value for key, value in plan["QUERY PLAN"][0]["Plan"].items() if key.endswith("Blocks"))
+
+
+def test_buffers_are_not_counted(secret: Secret) -> None:
+    """Of what happens within; looking up the functions takes some, the same for every table."""
+    secret.keeper("CREATE TABLE large AS SELECT s.* FROM secret s, generate_series(1, 200)")
+    secret.protect("large", "100", "{}")
+    secret.analyst(train("warm"))
+    few = buffers(secret, call("dp_train", "secret", "a"))
+    many = buffers(secret, call("dp_train", "large", "b"))
+    assert few == many < 100
+    secret.keeper("DROP TABLE large")
+
+
 def test_explain_shows_one_function(secret: Secret) -> None:
-    """With times and buffers of all that it did in one sum; see docs/security.md for what those tell."""
+    """With the time of all that it did in one sum; see docs/security.md for what that tells."""
     plan = secret.analyst(f"EXPLAIN (ANALYZE, VERBOSE, BUFFERS, SETTINGS, WAL) {train()}")
     shown = "\n".join(row["QUERY PLAN"] for row in plan)
     assert "Function Scan on public.dp_train" in shown

@@ -205,7 +205,7 @@ def test_notes_are_about_units() -> None:
 def test_samples_are_refused(algorithm: str) -> None:
     with pytest.raises(BismarckError, match=f'"{algorithm}" samples rows, and unit_rows is 2') as refusal:
         Spec.create(algorithm, "logistic", 1.0, 1e-6, {"privacy_unit": "p", "unit_rows": 2})
-    assert "use unit_rows 1" in refusal.value.hint
+    assert "or unit_rows 1" in refusal.value.hint
     Spec.create(algorithm, "logistic", 1.0, 1e-6, {"privacy_unit": "p"})
 
 

@@ -92,7 +92,8 @@ def install(engine: sqlalchemy.Engine, module: Path) -> None:
     script = (ROOT / "sql" / "bismarck_dp.sql").read_text()
     script = re.sub(r"CREATE FUNCTION bismarck_dp.serve.*?\$\$;", "", script, flags=re.S)
     roles = "CREATE ROLE dp_owner; CREATE ROLE dp_analyst;"
-    script = re.sub(r"^DO LANGUAGE plpython3u.*?\$\$;", roles, script, flags=re.S | re.M)
+    script = re.sub(r"^DO LANGUAGE plpython3u.*?\$\$;", roles, script, count=1, flags=re.S | re.M)
+    script = re.sub(r"^DO LANGUAGE plpython3u.*?\$\$;", "", script, count=1, flags=re.S | re.M)
     script = re.sub(r"^\\echo.*$|^SELECT pg_catalog.pg_extension_config_dump.*$", "", script, flags=re.M)
     script = script.replace("MODULE_PATHNAME", str(module)).replace("@extschema@", "public")
     with engine.begin() as connection:

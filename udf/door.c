@@ -13,6 +13,7 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "executor/instrument.h"
 #include "miscadmin.h"
 #include "parser/parse_func.h"
 #include "utils/builtins.h"
@@ -124,17 +125,19 @@ raise_refusal(Jsonb *answer)
                     errmsg_internal("%s", dp_word(answer, "error")), hint[0] ? errhint("%s", hint) : 0));
 }
 
-/* What the controller does, and how often, is not for the caller to see: it may depend on secret coins. A superuser
- * sees everything anyway. */
+/* What the controller does, and how often, is not for others to see: it may depend on secret coins, and on rows. Anyone
+ * may read how often a function was called, and a table, an index or an array out of line looked up. What is on the
+ * caller's own screen is no news to a superuser. */
 static void
 keep_steps_quiet(Oid caller)
 {
+    dp_set_option("track_functions", "none");
+    dp_set_option("track_counts", "off");
     if (superuser_arg(caller))
         return;
     dp_set_option("debug_print_parse", "off");
     dp_set_option("debug_print_rewritten", "off");
     dp_set_option("debug_print_plan", "off");
-    dp_set_option("track_functions", "none"); /* anyone may read how often a function was called */
     if (client_min_messages < NOTICE)
         dp_set_option("client_min_messages", "notice");
 }
@@ -143,6 +146,7 @@ Datum
 dp_call(PG_FUNCTION_ARGS)
 {
     DpCaller caller = {.search_path = pstrdup(namespace_search_path), .outer = innermost};
+    BufferUsage used = pgBufferUsage;
     int context, options;
     Datum answer;
 
@@ -163,10 +167,12 @@ dp_call(PG_FUNCTION_ARGS)
     PG_CATCH();
     {
         innermost = caller.outer;
+        pgBufferUsage = used;
         PG_RE_THROW();
     }
     PG_END_TRY();
     innermost = caller.outer;
+    pgBufferUsage = used; /* EXPLAIN (BUFFERS) would count lookups, too */
     AtEOXact_GUC(false, options);
     SetUserIdAndSecContext(caller.role, context);
     raise_refusal(DatumGetJsonbP(answer));

@@ -28,6 +28,7 @@ typedef struct Reader {
     DpCoding coding; /* of labels */
     double *x, *p;
     int64 rows, strange; /* strange: with an array of another length */
+    bool looks;          /* for those: whoever may count lookups of arrays must not find them */
     void (*add)(struct Reader *reader, double y);
     MemoryContext per_row;
 } Reader;
@@ -60,7 +61,7 @@ is_strange(const Reader *r, TupleTableSlot *slot)
 {
     ArrayType *array;
 
-    if (!r->source->is_array || slot->tts_isnull[1])
+    if (!r->looks || !r->source->is_array || slot->tts_isnull[1])
         return false;
     array = DatumGetArrayTypeP(slot->tts_values[1]);
     return ARR_NDIM(array) != 1 || ARR_DIMS(array)[0] != r->model->d;
@@ -289,7 +290,7 @@ end_scores(Exact *e)
 Datum
 dp_evaluate(PG_FUNCTION_ARGS)
 {
-    Exact e = {.reader = {.add = add_exactly}};
+    Exact e = {.reader = {.add = add_exactly, .looks = true}};
     double auc;
 
     start_reader(&e.reader, fcinfo, PG_GETARG_JSONB_P(4));

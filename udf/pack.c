@@ -313,8 +313,10 @@ raw_row(TupleTableSlot *slot, void *arg)
 {
     Packer *p = arg;
     MemoryContext old = MemoryContextSwitchTo(p->per_row);
-    bool whole = !slot->tts_isnull[0] && dp_read_features(p->source, slot, 1, p->x, p->d);
+    /* Features are read of every row, also in vain: what lies out of line is looked up, and lookups can be counted. */
+    bool whole = dp_read_features(p->source, slot, 1, p->x, p->d);
 
+    whole = whole && !slot->tts_isnull[0];
     p->raw[0] = whole ? dp_to_double(slot->tts_values[0], p->source->label_type) : NAN;
     for (int j = 0; j < p->d; j++)
         whole = whole && isfinite(p->x[j]);
