@@ -756,6 +756,34 @@ MUTATIONS = [
         "CURRENT_USER);\nGRANT SELECT ON bismarck_dp.ledger",
         "test_security.py::test_guesses_about_others_are_not_counted[ledger]",
     ),
+    Mutation(
+        "trials that are counted",
+        "udf/door.c",
+        'dp_set_option("track_counts", "off");',
+        "",
+        "test_security_traces.py::test_trials_of_a_tuning_are_not_counted",
+    ),
+    Mutation(
+        "buffers that are counted",
+        "udf/door.c",
+        "pgBufferUsage = used; /*",
+        "/*",
+        "test_security_traces.py::test_buffers_are_not_counted",
+    ),
+    Mutation(
+        "what may go wrong is free where doubles end",
+        "bismarck_dp/budget.py",
+        "return max(probability, LEAST_SLACK)",
+        "return probability",
+        "test_budget.py::test_what_may_go_wrong_is_never_free[900.0-scs13]",
+    ),
+    Mutation(
+        "no slack in the totals of offices",
+        "bismarck_dp/mechanisms.py",
+        "RARER = 64.0",
+        "RARER = 0.0",
+        "test_budget.py::test_what_may_go_wrong_leaves_room_where_the_total_is_large[scs13]",
+    ),
 ]
 
 
