@@ -67,7 +67,7 @@ class House:
 
     def protect(self, epsilon: float, delta: float = 0.0, options: str = "{}") -> None:
         self.ask(
-            'SELECT dp_protect(%s, %s, %s, \'{"classes": {"y": [-1, 1]}}\' || %s::jsonb)',
+            'SELECT dp_protect(%s, %s, %s, \'{"classes": {"y": [-1, 1]}, "lengths": null}\' || %s::jsonb)',
             *(self.table, epsilon, delta, options),
         )
 
