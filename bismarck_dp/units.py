@@ -33,9 +33,9 @@ Events. `lifted` says what an event of slots is for units. Distributions that a 
 z / c after c steps: for Gaussian and Laplace noise, whose trade-off curves T(X, X + 1 / z) are those of a log-concave
 shift, c of them one after the other make that of the shift c / z (Dong, Roth and Su 2019, Theorem 2.14: what is
 dominated for neighbours by f is for groups by f one after the other). rho-zCDP is c^2 rho-zCDP (Bun and Steinke 2016,
-Proposition 1.9). Compositions are compositions of what each part is for units. Samples are refused:
-several of a unit's slots may come to one batch, and no event here is that of a group. So are events side by side: a unit may have slots in several
-parts, and the dearest one alone is no bound for different parts together.
+Proposition 1.9). Compositions are compositions of what each part is for units. Samples are refused: several of a unit's
+slots may come to one batch, and no event here is that of a group. So are events side by side: a unit may have slots in
+several parts, and the dearest one alone is no bound for different parts together.
 
 The computed noise of a plan (`Noise.excess`, `Noise.rarity`) is said of the sums that one slot may be in; on all others
 both tables have the same law, as computed. c slots are in c times as many sums at most: c times the excess, and c times
