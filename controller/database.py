@@ -347,9 +347,12 @@ def _free_name(connection: Connection, source: str) -> str:
 
 
 def _may_drive(connection: Connection) -> bool:
-    """Driving the steps from outside takes the extension owner's rights, and objects of this very version."""
+    """Driving the steps from outside takes a superuser with the extension owner's rights, and objects of this very
+    version.
+    """
     row = connection.exec_driver_sql(
-        "SELECT pg_catalog.pg_has_role(extowner, 'USAGE'), extversion FROM pg_catalog.pg_extension"
+        "SELECT pg_catalog.pg_has_role(extowner, 'USAGE')"
+        " AND pg_catalog.current_setting('is_superuser')::pg_catalog.bool, extversion FROM pg_catalog.pg_extension"
         " WHERE extname = 'bismarck_dp'"
     ).one()
     return bool(row[0]) and row[1] == __version__

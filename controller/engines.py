@@ -87,9 +87,18 @@ class Engine(ABC):
     hushed = False
     """whether rows are read for someone who must not hear what may go wrong with them"""
 
-    @abstractmethod
     def send(self, query: Query) -> list[dict[str, Any]]:
         """Runs one statement and returns its rows."""
+        if not query.counted:
+            return self._send(query)
+        self._send(queries.counting(True))
+        rows = self._send(query)
+        self._send(queries.counting(False))
+        return rows
+
+    @abstractmethod
+    def _send(self, query: Query) -> list[dict[str, Any]]:
+        """Runs one statement as it is."""
 
     @abstractmethod
     def pulse(self) -> None:
@@ -334,7 +343,7 @@ class PlpyEngine(Engine):
     def __init__(self, plpy: Any) -> None:
         self.plpy = plpy
 
-    def send(self, query: Query) -> list[dict[str, Any]]:
+    def _send(self, query: Query) -> list[dict[str, Any]]:
         types = ["pg_catalog.text[]" if isinstance(value, list) else "pg_catalog.text" for value in query.values]
         result = self.plpy.execute(self.plpy.prepare(query.text, types), list(query.values))
         return [dict(row) for row in result]
@@ -356,7 +365,7 @@ class SqlEngine(Engine):
         # As the door does: anyone may read these counts.
         connection.exec_driver_sql("SET LOCAL track_counts = off; SET LOCAL track_functions = none")
 
-    def send(self, query: Query) -> list[dict[str, Any]]:
+    def _send(self, query: Query) -> list[dict[str, Any]]:
         text = re.sub(r"\$(\d+)", r"%(p\1)s", query.text.replace("%", "%%"))
         values = {f"p{i}": value for i, value in enumerate(query.values, 1)}
         result = self.connection.exec_driver_sql(text, values)

@@ -137,7 +137,9 @@ def _what_fits(bill: Bill, now: Protection) -> str:
         return f"epsilon {fitting:g} would fit, with delta {bill.delta:g} and all else the same"
     if bill.delta > left[1] and left[1] <= 0:
         fitting = three_digits(min(left[0], bill.epsilon)) if left[0] > 0 and left[1] == 0 else None
-        more = f": with delta 0 epsilon {fitting:g} would fit" if fitting else ", and nothing was found that would fit"
+        more = ", and nothing was found that would fit"
+        if fitting:
+            more = f": epsilon {fitting:g} would fit with delta 0, and an algorithm that does without"
         return f"no delta is left to simple sums{more}"
     if bill.delta > left[1]:
         return f"a delta of at most {left[1]:.3g} may fit: no epsilon was found that does with delta {bill.delta:g}"
@@ -268,7 +270,10 @@ def refuse_protected(engine: Engine, source: int, what: str) -> None:
 def _shown(spec: dict[str, Any]) -> dict[str, Any]:
     """What the ledger keeps of a request: nobody may delete it, so that it must not be megabytes."""
     size = len(json.dumps(spec))
-    return spec if size <= LONGEST_SPEC else {"omitted": f"{size} characters"}
+    if size <= LONGEST_SPEC:
+        return spec
+    short = {name: value for name, value in spec.items() if len(json.dumps(value)) <= LONGEST_SPEC / 20}
+    return {**short, "omitted": f"of {size} characters"}
 
 
 def _entry(found: Protection, bill: Bill, price: Price) -> dict[str, Any]:

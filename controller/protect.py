@@ -67,6 +67,8 @@ def protect(
         "summed_delta": total.summed_delta,
     }
     notes += [] if used is None else _changed(engine, used, total)
+    if old is None:
+        engine.send(queries.skip_numbers())
     engine.send(queries.protect(row))
     if facts["before"]:
         notes.append("a table of this name was protected before, and is gone: what was spent on it is in the ledger")
@@ -214,8 +216,8 @@ def _parse(engine: Engine, options: Any, facts: dict[str, Any], old: Protection 
     if found["columns"] is not None:
         _check_columns("columns", _names("columns", found["columns"]), facts["columns"])
     _check_unit(engine, found, facts)
-    if found["lengths"] is not None:
-        _check_lengths(found["lengths"], facts)
+    if given.get("lengths") is not None:
+        _check_lengths(given["lengths"], facts)
     if found["classes"] is not None:
         found["classes"] = _parse_classes(found["classes"], facts)
     return found
@@ -345,11 +347,11 @@ class Look:
             note = f'arrays in column "{column}" hold {longest} numbers, not {said}: none of them counts'
             return said, note if wrong else None
         say = f'{{"lengths": {{"{column}": 50}}}}'
-        if longest < 0:
-            return None, f'column "{column}" holds no array of numbers yet: protect again, or say {say}'
-        if shortest == longest:
+        if longest <= 0:
+            return None, f'column "{column}" holds no list of numbers yet: protect again when it does, or say {say}'
+        if shortest == longest <= MOST_FEATURES:
             return longest, None
-        return None, f'arrays in column "{column}" differ in length: to train on it, say what counts, {say}'
+        return None, f'arrays in column "{column}" differ in length, or are too long: say what counts, {say}'
 
     def classes(self) -> tuple[dict[str, list[float]], str | None]:
         """Which columns are written as -1/1, 0/1 or boolean; of a unit so many rows have a say as may count. How many

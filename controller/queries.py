@@ -21,6 +21,12 @@ Value = Union[str, list[str]]
 class Query:
     text: str
     values: tuple[Value, ...] = ()
+    counted: bool = False
+    """Whether PostgreSQL counts what it writes, so that autovacuum comes. What is read is never counted."""
+
+
+def counting(on: bool) -> Query:
+    return Query(f"SELECT pg_catalog.set_config('track_counts', '{'on' if on else 'off'}', true)")
 
 
 MODEL_COLUMNS = (
@@ -188,6 +194,16 @@ def protect(row: dict[str, Any]) -> Query:
     )
 
 
+def skip_numbers() -> Query:
+    """Of tables that entries name and no protection has: a dump may have left them out, and nobody else spent that."""
+    return Query(
+        "SELECT pg_catalog.setval('bismarck_dp.protected_id_seq'::pg_catalog.regclass, e.most)"
+        " FROM (SELECT max(protected)::pg_catalog.int8 AS most FROM bismarck_dp.entry) AS e,"
+        " bismarck_dp.protected_id_seq AS s WHERE e.most OPERATOR(pg_catalog.>) s.last_value"
+        " OR (e.most OPERATOR(pg_catalog.=) s.last_value AND NOT s.is_called)"
+    )
+
+
 def hold_source(source: int) -> Query:
     return Query("SELECT bismarck_dp.hold_source($1::pg_catalog.oid::pg_catalog.regclass)", (str(source),))
 
@@ -272,12 +288,13 @@ def create_blocks(table: str, width: int) -> Query:
     """An unlogged table that lives and dies within the transaction; its one scan is never split among workers."""
     return Query(
         f"CREATE UNLOGGED TABLE {table} (block pg_catalog.int4 NOT NULL, rows bismarck_dp.{block_type(width)} NOT NULL)"
-        " USING heap WITH (autovacuum_enabled = off, parallel_workers = 0)"
+        " USING heap WITH (autovacuum_enabled = off, parallel_workers = 0)",
+        counted=True,
     )
 
 
 def drop_blocks(tables: Sequence[str]) -> Query:
-    return Query("DROP TABLE " + ", ".join(tables))
+    return Query("DROP TABLE " + ", ".join(tables), counted=True)
 
 
 def pack(source: int, label: str, features: list[str], tables: list[str], params: dict[str, Any]) -> Query:
@@ -413,6 +430,7 @@ def register(model: dict[str, Any]) -> Query:
         " ON CONFLICT (name) DO NOTHING RETURNING *)"
         " SELECT pg_catalog.to_jsonb(registered)::pg_catalog.text AS model FROM registered",
         (as_json(model),),
+        counted=True,
     )
 
 
@@ -421,4 +439,5 @@ def forget(name: str) -> Query:
         "DELETE FROM bismarck_dp.model WHERE name OPERATOR(pg_catalog.=) $1"
         " AND pg_catalog.pg_has_role(bismarck_dp.caller(), owner, 'MEMBER') RETURNING id",
         (name,),
+        counted=True,
     )

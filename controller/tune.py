@@ -223,16 +223,21 @@ def _bill(engine: Engine, tuning: Tuning, shape: Shape, plans: list[Plan]) -> Bi
 
 
 def _asked(tuning: Tuning) -> dict[str, Any]:
-    """What was asked for, as the ledger keeps it: every candidate with all that it is."""
-    own = ("algorithm", "loss", "options")
-    grid = [spec_of(replace(tuning.request, spec=candidate.spec)) for candidate in tuning.candidates]
+    """What was asked for, as the ledger keeps it: what all candidates are, and in what each differs."""
+    specs = [spec_of(replace(tuning.request, spec=candidate.spec)) for candidate in tuning.candidates]
+    options = [spec.pop("options") for spec in specs]
+    same, grid = _shared(specs)
+    same_options, grid_options = _shared(options)
     trials = {"trials": tuning.trials} if tuning.method == "random_stopping" else {}
-    return {
-        **{name: value for name, value in grid[0].items() if name not in own},
-        "method": tuning.method,
-        **trials,
-        "grid": [{name: one[name] for name in own} for one in grid],
-    }
+    differs = [{**one, **others} for one, others in zip(grid, grid_options)]
+    return {**same, "options": same_options, "method": tuning.method, **trials, "grid": differs}
+
+
+def _shared(facts: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is the same in all, and the rest of each."""
+    first, *others = facts
+    shared = {name: value for name, value in first.items() if all(name in one and one[name] == value for one in others)}
+    return shared, [{name: value for name, value in one.items() if name not in shared} for one in facts]
 
 
 def _plans(engine: Engine, tuning: Tuning, sizes: list[int], d: int) -> list[Plan]:

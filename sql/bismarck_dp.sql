@@ -202,7 +202,7 @@ CREATE VIEW bismarck_dp.ledger WITH (security_barrier) AS
     SELECT e.id, e.source, c.oid::pg_catalog.regclass AS "table", e.who, e.login, e.made, e.verb, e.model, e.spec,
         e.event, e.adjacency, e.privacy_unit, e.unit_rows, e.rho, e.slack, e.epsilon, e.delta,
         e.total_epsilon, e.total_delta, e.composition, e.outcome
-    FROM bismarck_dp.entry AS e JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) e.protected
+    FROM bismarck_dp.entry AS e LEFT JOIN bismarck_dp.protected AS p ON p.id OPERATOR(pg_catalog.=) e.protected
     LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) p.source::pg_catalog.oid
     WHERE e.who OPERATOR(pg_catalog.=) CURRENT_USER::pg_catalog.text
         OR pg_catalog.pg_has_role(c.relowner, 'MEMBER')

@@ -56,6 +56,19 @@ def test_rights_on_the_named_columns_are_enough(db: Database, analyst: Database,
     sql(f"REVOKE ALL ON {rows.name} FROM analyst")
 
 
+def test_a_member_of_the_superusers_role_trains_in_the_server(db: Database, table: Any, sql: Any) -> None:
+    """What a superuser may set is not inherited."""
+    rows = table(*two_classes(100, 3))
+    sql("CREATE ROLE deputy LOGIN; GRANT postgres TO deputy")
+    deputy = Database(sqlalchemy.create_engine(db.engine.url.set(username="deputy")))
+    try:
+        assert deputy.train(rows.name, epsilon=1.0).private
+        assert deputy.explain(rows.name, epsilon=1.0) == db.explain(rows.name, epsilon=1.0)
+    finally:
+        deputy.close()
+        sql("DELETE FROM bismarck_dp.model; REVOKE postgres FROM deputy; DROP ROLE deputy")
+
+
 def test_a_seed_is_for_the_owner_of_the_table(db: Database, analyst: Database, table: Any, sql: Any) -> None:
     rows = table(*two_classes(100, 3))
     sql(f"GRANT SELECT ON {rows.name} TO analyst")

@@ -455,6 +455,24 @@ def test_a_dump_that_leaves_tables_out(durable: House, tmp_path: Path) -> None:
     durable.ask("DROP TABLE spare, extra")
 
 
+def test_a_dump_that_leaves_protections_out(durable: House, tmp_path: Path) -> None:
+    """Entries whose table nobody knows are shown to who may see them all, and burden no other table."""
+    durable.train("m0")
+    file = str(tmp_path / "dump")
+    run_tool(durable, "pg_dump", "--exclude-table-data=bismarck_dp.protected*", "-f", file, durable.database)
+    durable.ask("CREATE DATABASE bare")
+    run_tool(durable, "psql", "-d", "bare", "-v", "ON_ERROR_STOP=1", "-f", file)
+    other = House(durable.db, durable.table, "ann", "bare")
+    ledger = 'SELECT DISTINCT "table" FROM bismarck_dp.ledger'
+    assert other.ask(ledger) == [(None,)]
+    other.protect(1.0)
+    assert other.spent() == (0, 0, 0)
+    assert other.train("m1", 0.9) > 0
+    assert set(other.ask(ledger)) == {(None,), (other.table,)}
+    other.close()
+    durable.ask("DROP DATABASE bare")
+
+
 def test_a_tables_number_is_no_name(house: House) -> None:
     """In another database it is another table's. So dumps have names, which lead to the table or to none."""
     read = "SELECT %s::bismarck_dp.source::oid::regclass::text"

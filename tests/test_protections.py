@@ -72,6 +72,18 @@ def test_arrays_of_other_lengths_count_for_nothing(db: Database, allowed: Databa
     assert protect(db, rows.name, 4.0, 0.0)["lengths"] == {"x": 5}, "what was named stays, too"
 
 
+@pytest.mark.parametrize("array", ["'{}'", "'{{1,2},{3,4}}'"])
+def test_arrays_that_are_no_lists_have_no_length(db: Database, sql: Any, array: str) -> None:
+    """And what was found once is taken again."""
+    sql(f"CREATE TABLE odd AS SELECT i % 2 AS y, {array}::float8[] AS x FROM generate_series(1, 50) i")
+    try:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match='column "x" holds no list of numbers'):
+                assert db.protect("odd", 1.0, 0.0)["lengths"] == {}
+    finally:
+        sql("DROP TABLE odd")
+
+
 def test_a_length_that_no_array_has(db: Database, rows: Any) -> None:
     with pytest.warns(UserWarning, match='arrays in column "x" hold 3 numbers, not 4: none of them counts'):
         assert protect(db, rows.name, 3.0, 0.0, lengths={"x": 4})["lengths"] == {"x": 4}
@@ -129,7 +141,7 @@ def test_what_is_not_there_yet_is_said(db: Database, allowed: Database, sql: Any
         with pytest.warns(UserWarning, match="yet") as said:
             db.protect("soon", 9.0, 0.0)
         assert sorted(str(one.message).partition(":")[0] for one in said) == [
-            'column "x" holds no array of numbers yet',
+            'column "x" holds no list of numbers yet',
             "there are no labels yet",
         ]
         sql("INSERT INTO soon SELECT i % 2, ARRAY[i, 1] FROM generate_series(1, 100) i")
@@ -378,7 +390,9 @@ def test_a_budget_without_delta_says_so(db: Database, rows: Any) -> None:
     db.train(rows.name, epsilon=0.25)
     with pytest.raises(BismarckError, match="does not allow") as refusal:
         db.train(rows.name, epsilon=0.9, delta=1e-7)
-    assert refusal.value.hint == "no delta is left to simple sums: with delta 0 epsilon 0.75 would fit"
+    assert refusal.value.hint == (
+        "no delta is left to simple sums: epsilon 0.75 would fit with delta 0, and an algorithm that does without"
+    )
     db.train(rows.name, epsilon=0.75)
     with pytest.raises(BismarckError, match="does not allow") as refusal:
         db.train(rows.name, epsilon=0.5, delta=1e-7)

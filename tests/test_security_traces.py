@@ -154,6 +154,23 @@ def test_lookups_of_arrays_out_of_line_are_not_counted(secret: Secret, way: str)
         secret.keeper("DROP TABLE wide, persons")
 
 
+def test_what_is_written_is_counted_so_that_autovacuum_comes(secret: Secret) -> None:
+    counts = (
+        "SELECT pg_stat_get_tuples_inserted('bismarck_dp.model'::regclass) AS inserted,"
+        " pg_stat_get_tuples_deleted('bismarck_dp.model'::regclass) AS deleted,"
+        " pg_stat_get_tuples_deleted('pg_class'::regclass) AS dropped, current_setting('track_counts') AS tracks"
+    )
+    (before,) = secret.root(counts)
+    secret.analyst(train())
+    secret.analyst("SELECT dp_forget('m')")
+    secret.analyst("SELECT pg_stat_force_next_flush(); SELECT 1")
+    assert secret.analyst.one("SELECT current_setting('track_counts')") == "on"
+    (after,) = secret.root(counts)
+    assert after["inserted"] == before["inserted"] + 1
+    assert after["deleted"] == before["deleted"] + 1
+    assert after["dropped"] > before["dropped"], "packed tables came and went"
+
+
 def test_trials_of_a_tuning_are_not_counted(secret: Secret) -> None:
     """Each reads the packed rows once: who sees how often, in the transaction that tunes, knows how many there were."""
     counts = "pg_stat_get_xact_numscans(o::oid) + pg_stat_get_xact_tuples_returned(o::oid)"
