@@ -757,11 +757,25 @@ MUTATIONS = [
         "test_security.py::test_guesses_about_others_are_not_counted[ledger]",
     ),
     Mutation(
-        "trials that are counted",
+        "lookups that are counted",
         "udf/door.c",
         'dp_set_option("track_counts", "off");',
         "",
+        "test_security_traces.py::test_lookups_of_arrays_out_of_line_are_not_counted[evaluate]",
+    ),
+    Mutation(
+        "trials that are counted",
+        "controller/queries.py",
+        "'on' if on else 'off'",
+        "'on'",
         "test_security_traces.py::test_trials_of_a_tuning_are_not_counted",
+    ),
+    Mutation(
+        "models that are not counted",
+        "controller/queries.py",
+        "'on' if on else 'off'",
+        "'off'",
+        "test_security_traces.py::test_what_is_written_is_counted_so_that_autovacuum_comes",
     ),
     Mutation(
         "buffers that are counted",
