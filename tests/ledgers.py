@@ -215,3 +215,19 @@ def fits(bounds: Bounds, paid: Sequence[Amounts]) -> bool:
         return True
     summed = bounds.delta if len(paid) == 1 else bounds.summed_delta
     return epsilon <= bounds.epsilon and delta <= summed
+
+
+def models(house: House) -> list[str]:
+    return [row[0] for row in house.ask("SELECT name FROM bismarck_dp.model ORDER BY id")]
+
+
+@contextmanager
+def durable_house(db: Database, test: str) -> Iterator[House]:
+    """A table of a server of one's own with a budget of 1, for one test."""
+    found = make_house(db, "".join(c if c.isalnum() else "_" for c in test[5:]), "ann")
+    found.protect(1.0)
+    yield found
+    found.close()
+    wait_until_up(found)
+    check_nothing_is_left(found)
+    found.ask("DELETE FROM bismarck_dp.model")
