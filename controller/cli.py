@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,14 +21,25 @@ import bismarck_dp
 from bismarck_dp.errors import BismarckError
 from bismarck_dp.evaluation import EVALUATION_OPTIONS
 from bismarck_dp.model import Model
-from bismarck_dp.spec import OPTIONS, Option
 
-from .terminal import cell, exact, feature_rows, print_facts, print_json, print_rows, show_progress
+from .flags import (
+    Command,
+    columns_of,
+    data_flag,
+    database_options,
+    decorated,
+    flag_of,
+    json_flag,
+    spec_of,
+    spec_options,
+    training_options,
+    url_flag,
+    value_of,
+)
+from .terminal import exact, feature_rows, print_facts, print_json, print_rows, show_progress
 
 if TYPE_CHECKING:
     from .database import Database
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 MOST_SHOWN = 20  # features of a support
 
@@ -78,91 +88,6 @@ def _orderly_end() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-# ------------------------------------------------------------------------------------------------------------ options
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
-_data = click.option("--data", metavar="DIRECTORY", help="Where the embedded database lies.")
-_url = click.option(
-    "--url", envvar="BISMARCK_DP_URL", help="The database; without it, an embedded one.  [BISMARCK_DP_URL]"
-)
-
-
-def _database_options(command: Command) -> Command:
-    return _url(_data(_json(command)))
-
-
-def _value(text: str) -> Any:
-    """What an option's text means: an object, a list, a truth value, a number, or the word itself."""
-    if text.lstrip().startswith(("{", "[")):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise click.BadParameter(f"this is no JSON: {error}") from error
-    if "," in text:
-        return [_value(part) for part in text.split(",")]
-    truth = {"true": True, "false": False}
-    if text.strip().lower() in truth:
-        return truth[text.strip().lower()]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def _flag(name: str, option: Option) -> Callable[[Command], Command]:
-    """The command-line flag of an option of dp_train, under the same name with dashes."""
-    word = name.replace("_", "-")
-    text = f"{option.help[0].upper()}{option.help[1:]}."
-    if isinstance(option.default, bool):
-        return click.option(f"--{word}/--no-{word}", name, default=None, help=text)
-    default = "" if option.default in (None, math.inf) else f"  [default: {cell(option.default)}]"
-    return click.option(f"--{word}", name, type=_value, metavar="VALUE", help=f"{text}{default}")
-
-
-def _decorated(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command
-
-
-def _spec_options(command: Command) -> Command:
-    """Privacy, algorithm, loss, and every option of dp_train."""
-    words = (
-        click.option("--epsilon", type=float, help="No default: privacy is always spelled out."),
-        click.option("--delta", type=float, default=0.0, show_default=True),
-        click.option("--algorithm", metavar="NAME", default="bolton", show_default=True),
-        click.option("--loss", metavar="NAME", default="logistic", show_default=True),
-    )
-    return _decorated(command, [*words, *(_flag(name, option) for name, option in OPTIONS.items())])
-
-
-def _training_options(command: Command) -> Command:
-    columns = (
-        click.option("--model", metavar="NAME", help="Name to register the model under.  [default: SOURCE_1, ...]"),
-        click.option("--label", metavar="COLUMN", default="y", show_default=True, help="The label's column."),
-        click.option(
-            "--features",
-            metavar="COLUMN,...",
-            default=("x",),
-            multiple=True,
-            show_default=True,
-            help="One array column, or several numeric ones.",
-        ),
-    )
-    return _decorated(_spec_options(command), columns)
-
-
-def _spec(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Algorithm, loss, privacy and those options that were given, as Python's functions take them."""
-    chosen = {name: given[name] for name in ("epsilon", "delta", "algorithm", "loss")}
-    return {**chosen, **{name: given[name] for name in OPTIONS if given[name] is not None}}
-
-
-def _columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    features = [name.strip() for item in given["features"] for name in item.split(",")]
-    return {"label": given["label"], "features": features}
-
-
 # ------------------------------------------------------------------------------------------------ databases and models
 
 
@@ -207,8 +132,8 @@ def main(ctx: click.Context) -> None:
 
 @main.command()
 @click.option("--rows", type=click.IntRange(min=100), default=20_000, show_default=True, help="Rows to train on.")
-@_url
-@_json
+@url_flag
+@json_flag
 def demo(rows: int, url: str | None, as_json: bool) -> None:
     """Train private models on made-up rows and show what privacy costs.
 
@@ -234,8 +159,8 @@ def demo(rows: int, url: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@_data
-@_json
+@data_flag
+@json_flag
 def up(data: str | None, as_json: bool) -> None:
     """Start the embedded database and leave it running.
 
@@ -257,8 +182,8 @@ def up(data: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@_data
-@_json
+@data_flag
+@json_flag
 def down(data: str | None, as_json: bool) -> None:
     """Stop the embedded database; its data stay.
 
@@ -303,7 +228,7 @@ def _column(text: str) -> int | str:
 )
 @click.option("--dtype", type=click.Choice(["float4", "float8"]), help="Type of the features.")
 @click.option("--replace", is_flag=True, help="Drop a table of that name first.")
-@_database_options
+@database_options
 def load(
     table: str,
     file: str,
@@ -334,8 +259,8 @@ def load(
 
 @main.command()
 @click.argument("source")
-@_training_options
-@_database_options
+@training_options
+@database_options
 def train(source: str, url: str | None, data: str | None, as_json: bool, **given: Any) -> None:
     """Train a model on the table or view SOURCE.
 
@@ -344,7 +269,7 @@ def train(source: str, url: str | None, data: str | None, as_json: bool, **given
       bismarck-dp train rows --model m --epsilon 0.5 --delta 1e-6 --lambda 0.01 --epochs 10
     """
     with _open(url, data) as database, show_progress("pass", as_json) as progress:
-        model = database.train(source, model=given["model"], progress=progress, **_columns(given), **_spec(given))
+        model = database.train(source, model=given["model"], progress=progress, **columns_of(given), **spec_of(given))
     _print_model(model, as_json)
 
 
@@ -378,8 +303,8 @@ def _grid(ctx: click.Context, param: click.Parameter, text: str) -> Any:
 @click.option("--method", metavar="NAME", default="portions", show_default=True, help="Or random_stopping.")
 @click.option("--public-source", metavar="TABLE", help="Choose by this table, whose rows are taken as public.")
 @click.option("--trials", type=float, default=10.0, show_default=True, help="Of random_stopping, on average.")
-@_training_options
-@_database_options
+@training_options
+@database_options
 def tune(
     source: str,
     grid: Any,
@@ -401,7 +326,7 @@ def tune(
     """
     how = {"grid": grid, "method": method, "public_source": public_source, "trials": trials}
     with _open(url, data) as database, show_progress("pass", as_json) as progress:
-        spec = {**_columns(given), **_spec(given)}
+        spec = {**columns_of(given), **spec_of(given)}
         model = database.tune(source, model=given["model"], progress=progress, **how, **spec)
     _print_model(model, as_json)
 
@@ -410,8 +335,8 @@ def tune(
 @click.argument("source", required=False)
 @click.option("--n", type=click.IntRange(min=1), help="Rows, instead of SOURCE.")
 @click.option("--d", type=click.IntRange(min=1), help="Features, instead of SOURCE.")
-@_training_options
-@_database_options
+@training_options
+@database_options
 def explain(
     source: str | None,
     n: int | None,
@@ -432,9 +357,9 @@ def explain(
     """
     if source is not None and n is None and d is None:
         with _open(url, data) as database:
-            plan = database.explain(source, **_columns(given), **_spec(given))
+            plan = database.explain(source, **columns_of(given), **spec_of(given))
     elif source is None and n is not None and d is not None:
-        plan = bismarck_dp.explain(n=n, d=d, **_spec(given))
+        plan = bismarck_dp.explain(n=n, d=d, **spec_of(given))
     else:
         raise click.UsageError("name a SOURCE, or give both --n and --d")
     if as_json:
@@ -448,7 +373,7 @@ def explain(
 @click.argument("file")
 @click.option("--header/--no-header", default=None, help="Whether the first line holds names.  [default: look]")
 @click.option("--proba", is_flag=True, help="The probabilities of both classes instead, negative first.")
-@_database_options
+@database_options
 def predict(
     model: str,
     file: str,
@@ -483,14 +408,14 @@ def _evaluation_options(command: Command) -> Command:
         click.option("--epsilon", type=float, help="Add noise that is worth this; without it, metrics are exact."),
         click.option("--delta", type=float, default=0.0, show_default=True),
     )
-    return _decorated(command, [*words, *(_flag(name, option) for name, option in EVALUATION_OPTIONS.items())])
+    return decorated(command, [*words, *(flag_of(name, option) for name, option in EVALUATION_OPTIONS.items())])
 
 
 @main.command()
 @click.argument("model")
 @click.argument("source")
 @_evaluation_options
-@_database_options
+@database_options
 def evaluate(model: str, source: str, url: str | None, data: str | None, as_json: bool, **given: Any) -> None:
     """What MODEL is worth on the table or view SOURCE: exact, or, with --epsilon, noisy.
 
@@ -498,7 +423,7 @@ def evaluate(model: str, source: str, url: str | None, data: str | None, as_json
     Example:
       bismarck-dp evaluate m held_out --epsilon 0.5
     """
-    columns = {"label": given["label"], "features": _columns(given)["features"] or None}
+    columns = {"label": given["label"], "features": columns_of(given)["features"] or None}
     privacy = {name: given[name] for name in ("epsilon", "delta")}
     options = {name: given[name] for name in EVALUATION_OPTIONS if given[name] is not None}
     if isinstance(options.get("metrics"), str):
@@ -512,7 +437,7 @@ def evaluate(model: str, source: str, url: str | None, data: str | None, as_json
 
 
 @main.command()
-@_database_options
+@database_options
 def models(url: str | None, data: str | None, as_json: bool) -> None:
     """List the models you may use.
 
@@ -541,9 +466,9 @@ def models(url: str | None, data: str | None, as_json: bool) -> None:
 @click.option("--unit-rows", type=int, help="Rows of a unit that count at most.  [default: 1]")
 @click.option("--analysts", metavar="ROLE,...", multiple=True, help="Who may train.  [default: dp_analyst]")
 @click.option("--columns", metavar="COLUMN,...", multiple=True, help="What they may name.  [default: all]")
-@click.option("--lengths", type=_value, metavar="JSON", help="Numbers in each array column.  [default: measured]")
-@click.option("--classes", type=_value, metavar="JSON", help="Labels' values, by column.")
-@_database_options
+@click.option("--lengths", type=value_of, metavar="JSON", help="Numbers in each array column.  [default: measured]")
+@click.option("--classes", type=value_of, metavar="JSON", help="Labels' values, by column.")
+@database_options
 def protect(
     table: str, epsilon: float, delta: float, url: str | None, data: str | None, as_json: bool, **given: Any
 ) -> None:
@@ -574,7 +499,7 @@ def _names(given: Sequence[str]) -> list[str]:
 
 @main.command()
 @click.argument("table")
-@_database_options
+@database_options
 def unprotect(table: str, url: str | None, data: str | None, as_json: bool) -> None:
     """Enforce nothing on TABLE any more. The ledger remembers what was spent.
 
@@ -592,7 +517,7 @@ def unprotect(table: str, url: str | None, data: str | None, as_json: bool) -> N
 
 @main.command()
 @click.argument("table")
-@_database_options
+@database_options
 def budget(table: str, url: str | None, data: str | None, as_json: bool) -> None:
     """What the protected TABLE may spend, and has spent.
 
@@ -613,8 +538,8 @@ def budget(table: str, url: str | None, data: str | None, as_json: bool) -> None
 @click.option("--d", type=click.IntRange(min=1), default=2, show_default=True, help="Features of the tables.")
 @click.option("--trials", type=click.IntRange(min=1), default=1000, show_default=True, help="Trainings on each table.")
 @click.option("--plot", metavar="FILE", help="Draw the trade-off curve into this PNG file.")
-@_spec_options
-@_database_options
+@spec_options
+@database_options
 def audit(
     n: int,
     d: int,
@@ -635,7 +560,7 @@ def audit(
       bismarck-dp audit --epsilon 1 --delta 0.01 --loss huber --lambda 0.1 --plot audit.png
     """
     with _open(url, data) as database, show_progress("training", as_json) as progress:
-        found = database.audit(n=n, d=d, trials=trials, plot=plot, progress=progress, **_spec(given))
+        found = database.audit(n=n, d=d, trials=trials, plot=plot, progress=progress, **spec_of(given))
     if as_json:
         print_json(dataclasses.asdict(found))
     else:

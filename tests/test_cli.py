@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 import bismarck_dp
-from bismarck_dp.controller import audit, cli, demo, terminal
+from bismarck_dp.controller import audit, demo, flags, terminal
 from bismarck_dp.controller.cli import main
 from bismarck_dp.controller.database import embedded
 from bismarck_dp.controller.embedded import Cluster
@@ -309,8 +309,8 @@ def test_a_note_is_shown_in_the_table_and_not_as_a_warning(url: str) -> None:
     ],
 )
 def test_values_are_what_they_look_like(text: str, value: Any) -> None:
-    assert cli._value(text) == value
-    assert type(cli._value(text)) is type(value)
+    assert flags.value_of(text) == value
+    assert type(flags.value_of(text)) is type(value)
 
 
 # -------------------------------------------------------------------------------------------------------------- explain
