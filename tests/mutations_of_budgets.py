@@ -208,4 +208,18 @@ OF_BUDGETS = [
         "RARER = 0.0",
         "test_budget.py::test_what_may_go_wrong_leaves_room_where_the_total_is_large[scs13]",
     ),
+    Mutation(
+        "arrays of rows without a label that are not looked up",
+        "udf/pack.c",
+        "bool whole = dp_read_features(p->source, slot, 1, p->x, p->d);\n\n    whole =",
+        "bool whole = !slot->tts_isnull[0] && dp_read_features(p->source, slot, 1, p->x, p->d);\n\n    whole =",
+        "test_tune_privacy.py::test_every_array_is_looked_up_once_whatever_else_its_row_holds[tune]",
+    ),
+    Mutation(
+        "arrays that are none and are looked up twice",
+        "udf/evaluate.c",
+        "if (!r->looks || ",
+        "if (",
+        "test_tune_privacy.py::test_every_array_is_looked_up_once_whatever_else_its_row_holds[evaluate]",
+    ),
 ]

@@ -12,7 +12,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kernels
@@ -25,9 +25,10 @@ from test_tune import contents, opened, shifted
 from bismarck_dp import Model, Plan
 from bismarck_dp.accounting import Event, epsilon_of
 from bismarck_dp.choices import Exact
-from bismarck_dp.controller import queries
+from bismarck_dp.controller import queries, tune
 from bismarck_dp.controller.database import Database
 from bismarck_dp.controller.engines import Request
+from bismarck_dp.controller.evaluate import evaluate
 from bismarck_dp.losses import LOSSES
 from bismarck_dp.reference import pack
 from bismarck_dp.solvers import make_plan
@@ -533,3 +534,48 @@ def test_halves_of_epsilon_are_not_lost(db: Database) -> None:
             drawn = selection([make_plan(Spec.create("bolton", loss, epsilon), 50, 1)])
             exponent = drawn["numerator"] / drawn["denominator"] * unit
             assert 0 <= epsilon / 2 - exponent < 2.0**-40
+
+
+# ---- lookups of what lies out of line ----
+
+ODD = "y = CASE WHEN id > 7 THEN y END, x = CASE WHEN id < 55 THEN x ELSE array_append(x[1:399], NULL) END"
+
+
+LOOKED_UP = (
+    "SELECT sum(pg_stat_get_xact_numscans(i.indexrelid))::int FROM pg_index i JOIN pg_class c"
+    " ON c.reltoastrelid = i.indrelid WHERE c.oid = 'out_of_line'::regclass"
+)
+"""In this session, as far as it was not told to the others yet."""
+
+
+def looked_up(db: Database, way: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many arrays a run takes from where they lie, with PostgreSQL's counts switched on again."""
+    monkeypatch.setattr(queries, "counting", lambda on: queries.Query("SELECT"))
+    with opened(db, "out_of_line") as (engine, request):
+        before = engine.connection.exec_driver_sql(LOOKED_UP).scalar_one()
+        engine.connection.exec_driver_sql("SET LOCAL track_counts = on")
+        if way == "tune":
+            candidates = make_candidates({"lambda": [0.1, 1.0]}, epsilon=1.0, options={"classes": [-1, 1]})
+            tune.tune(engine, tune.Tuning(replace(request, spec=candidates[0].spec), candidates))
+        else:
+            fields = {"model": "own", "source": str(request.source), "label": None, "features": None}
+            evaluate(engine, {**fields, "epsilon": 1.0, "delta": 0.0, "options": {}})
+        return int(engine.connection.exec_driver_sql(LOOKED_UP).scalar_one() - before)
+
+
+@pytest.mark.parametrize("way", ["tune", "evaluate"])
+def test_every_array_is_looked_up_once_whatever_else_its_row_holds(
+    db: Database, sql: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A label that is missing spares no lookup, and an array that is none costs none: they could be counted."""
+    sql(
+        "CREATE TABLE out_of_line AS SELECT i AS id, (i % 2 * 2 - 1)::float8 AS y,"
+        " ARRAY(SELECT random() FROM generate_series(1, 400) WHERE i > 0)::float8[] AS x FROM generate_series(1, 60) i"
+    )
+    try:
+        db.train("out_of_line", model="own", epsilon=1.0, classes=[-1, 1])
+        good = looked_up(db, way, monkeypatch)
+        sql(f"UPDATE out_of_line SET {ODD}")
+        assert looked_up(db, way, monkeypatch) == good >= 60
+    finally:
+        sql("DROP TABLE out_of_line")
